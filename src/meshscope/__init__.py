@@ -1,0 +1,1 @@
+"""Place, move, cost: three instruments for sharded JAX programs."""
