@@ -1,40 +1,41 @@
-# @title Setup: versions, instruments and eight devices
-import importlib.metadata as metadata, importlib.util as util, os, re, subprocess, sys
+# @title Setup: versions, instruments, eight devices
+import importlib, importlib.metadata as metadata, os, re, subprocess, sys
 
 BOOK = "meshscope @ git+https://github.com/many-devices/one-program@main"
-OLDEST = {"jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8", "orbax-checkpoint": "0.12.4"}
-COLAB = ["jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12", BOOK]  # its numpy fits these
-
+COLAB = ["jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12", BOOK]  # keep its numpy
+OLDEST = {"jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8",
+          "orbax-checkpoint": "0.12.4", "meshscope": "0.1"}
 
 def too_old():
+    def found(name):
+        hits = [d.version for d in metadata.distributions(name=name)]
+        return hits[0] if hits else "none"
     def number(version):
-        return [int(part) for part in re.findall(r"\d+", version)[:4]]
-    found = {name: metadata.version(name) for name in OLDEST if util.find_spec(name[:5])}
-    return [f"{name} {found.get(name, 'is missing')}, needs {oldest} or later" for name, oldest
-            in OLDEST.items() if number(found.get(name, "0")) < number(oldest)]
+        return [int(part) for part in re.findall(r"\d+", version)]
+    return [f"{name} {found(name)} (needs {oldest})" for name, oldest in OLDEST.items()
+            if number(found(name)) < number(oldest)]
 
-
-if "google.colab" in sys.modules and (too_old() or not util.find_spec("meshscope")):
+if "google.colab" in sys.modules and too_old():
     pip = [sys.executable, "-m", "pip", "-q"]
-    subprocess.run(pip + ["install", *COLAB], check=True)
-    plugins = [d.name for d in metadata.distributions() if d.name.startswith("jax-cuda")]
-    if plugins:  # made for the JAX that was replaced, and not needed on simulated devices
-        subprocess.run(pip + ["uninstall", "-y", *plugins], check=True)
-if too_old():
-    raise RuntimeError(f"Too old for this book: {'; '.join(too_old())}. See the page 'Run it'.")
-if "jax" in sys.modules and sys.modules["jax"].__version__ != metadata.version("jax"):
-    raise RuntimeError("An older JAX was imported already: restart the runtime, then run all.")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's notes from C++; errors still show
+    subprocess.run([*pip, "install", *COLAB], check=True)
+    names = [str(package.name) for package in metadata.distributions()]
+    if gpu := [name for name in names if name.startswith("jax-cuda")]:
+        subprocess.run([*pip, "uninstall", "-y", *gpu], check=True)  # fit the old JAX
+    importlib.invalidate_caches()
+assert not too_old(), f"Install, then restart: {', '.join(too_old())}"
 REAL = os.environ.get("BOOK_DEVICES") == "real"
-if not REAL:
-    os.environ["JAX_PLATFORMS"] = "cpu"  # eight simulated devices, even beside a GPU
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ notes; errors still show
+os.environ.update({} if REAL else {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"})
 import jax
 
-if not REAL and jax.config.jax_num_cpu_devices != 8:
-    jax.config.update("jax_num_cpu_devices", 8)
-assert jax.device_count() >= 8, f"need 8 devices, found {jax.device_count()}: restart first"
-
+clean = jax.__version__ == metadata.version("jax")  # not imported before the install
+assert clean, f"JAX {jax.__version__} is loaded: restart the runtime, then run all"
+found = f"{len(jax.devices())} {jax.default_backend()} devices"
+assert REAL or found == "8 cpu devices", f"{found}: restart the runtime, then run all"
+assert len(jax.devices()) >= 8, f"this book needs 8 devices, BOOK_DEVICES=real: {found}"
 
 def on_cpu(claim):
-    """Pass a claim about the CPU compiler's own choice; other backends may choose otherwise."""
-    return claim if jax.default_backend() == "cpu" else print("CPU only: not checked") or True
+    """A claim about the CPU compiler's own choice: elsewhere, printed as unchecked."""
+    return claim if jax.default_backend() == "cpu" else print("not checked") is None
+
+print(f"jax {jax.__version__}, flax {metadata.version('flax')}, {found}")
