@@ -37,5 +37,4 @@ assert len(jax.devices()) >= 8, f"this book needs 8 devices, BOOK_DEVICES=real: 
 def on_cpu(claim):
     """A claim about the CPU compiler's own choice: elsewhere, printed as unchecked."""
     return claim if jax.default_backend() == "cpu" else print("not checked") is None
-
 print(f"jax {jax.__version__}, flax {metadata.version('flax')}, {found}")
