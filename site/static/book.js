@@ -1,0 +1,115 @@
+/* The site's own script: theme, menus, drawer, search shortcut, copy buttons, current section. No dependencies. */
+(() => {
+  "use strict";
+  const root = document.documentElement;
+  const body = document.body;
+  const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+
+  // theme: follows the system until the reader chooses
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const stored = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
+  system.addEventListener("change", () => { if (!stored()) root.dataset.theme = system.matches ? "dark" : "light"; });
+  all("[data-theme-switch]").forEach((button) => button.addEventListener("click", () => {
+    const theme = root.dataset.theme === "dark" ? "light" : "dark";
+    root.dataset.theme = theme;
+    try { localStorage.setItem("theme", theme); } catch { /* storage refused: this page only */ }
+  }));
+
+  // menus close on Escape and on a click elsewhere
+  const closeMenus = (except) => all("details[data-menu][open]").forEach((menu) => { if (menu !== except) menu.open = false; });
+  document.addEventListener("click", (event) => closeMenus(event.target.closest("details[data-menu]")));
+
+  // the drawer with the chapters, on small screens
+  const opener = document.querySelector("[data-drawer-open]");
+  const drawer = document.getElementById("contents");
+  const setDrawer = (open) => {
+    body.classList.toggle("drawer-open", open);
+    opener.setAttribute("aria-expanded", open);
+    (open ? drawer.querySelector("[data-drawer-close]") : opener).focus();
+  };
+  if (opener && drawer) {
+    opener.addEventListener("click", () => setDrawer(true));
+    all("[data-drawer-close]").forEach((element) => element.addEventListener("click", () => setDrawer(false)));
+    drawer.addEventListener("keydown", (event) => {
+      if (event.key !== "Tab" || !body.classList.contains("drawer-open")) return;
+      const stops = all("a, button", drawer).filter((element) => element.offsetParent);
+      const edge = event.shiftKey ? stops[0] : stops[stops.length - 1];
+      if (document.activeElement === edge) {
+        event.preventDefault();
+        (event.shiftKey ? stops[stops.length - 1] : stops[0]).focus();
+      }
+    });
+  }
+
+  // keys: "/" or Ctrl+K searches, Escape closes
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      closeMenus();
+      if (body.classList.contains("drawer-open")) setDrawer(false);
+    }
+    const typing = event.target.closest("input, textarea, select, [contenteditable]");
+    const slash = event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey;
+    const controlK = event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey);
+    if (slash || controlK) {
+      const field = all("[data-search]").find((input) => input.offsetParent);
+      if (field) { event.preventDefault(); field.focus(); field.select(); }
+    }
+  });
+
+  // copy buttons
+  const zh = root.lang.startsWith("zh");
+  if (navigator.clipboard) {
+    all("div.highlight").forEach((block) => {
+      const pre = block.querySelector("pre");
+      if (!pre || block.closest(".cell_output")) return;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "copy";
+      button.title = zh ? "複製程式碼" : "Copy this code";
+      button.setAttribute("aria-label", button.title);
+      button.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(pre.textContent.replace(/\n$/, ""));
+        button.classList.add("done");
+        setTimeout(() => button.classList.remove("done"), 1500);
+      });
+      block.append(button);
+    });
+  }
+
+  // boxes that scroll sideways can be reached by keyboard
+  const reachable = () => all("pre, .cell_output > .output, .pst-scrollable-table-container, div.math").forEach((box) => {
+    if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  });
+  addEventListener("load", reachable);
+  addEventListener("resize", reachable);
+
+  // mark the current section in the list at the right
+  const spy = document.querySelector("[data-spy]");
+  if (spy) {
+    const links = new Map(all("a[href^='#']", spy).map((a) => [decodeURIComponent(a.hash.slice(1)), a]));
+    const sections = all("main section[id]").filter((section) => links.has(section.id));
+    let current = null;
+    const mark = () => {
+      const line = innerHeight * 0.25;
+      let found = null;
+      for (const section of sections) if (section.getBoundingClientRect().top < line) found = section;
+      const link = found && links.get(found.id);
+      if (link === current) return;
+      current?.removeAttribute("aria-current");
+      link?.setAttribute("aria-current", "true");
+      current = link;
+      if (link && spy.scrollHeight > spy.clientHeight) {
+        const offset = link.offsetTop - spy.clientHeight / 2;
+        spy.scrollTo({ top: offset });
+      }
+    };
+    let waiting = false;
+    addEventListener("scroll", () => {
+      if (waiting) return;
+      waiting = true;
+      requestAnimationFrame(() => { waiting = false; mark(); });
+    }, { passive: true });
+    mark();
+  }
+})();
