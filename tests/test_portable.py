@@ -26,8 +26,8 @@ KINDS = ("NOTE", "TIP", "IMPORTANT", "WARNING", "CAUTION")
 def portable(chapter):
     for cell in chapter.markdown:
         # Code and formulas are left out, but directives look like code and stay.
-        text = CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), cell.source)
-        text = re.sub(r"\$\$.*?\$\$|\$[^$\n]+\$", lambda found: re.sub(r"[^\n]", " ", found[0]),
+        text = CODE.sub(lambda found: re.sub(r"[^\n]", "x", found[0]), cell.source)
+        text = re.sub(r"\$\$.*?\$\$|\$[^$\n]+\$", lambda found: re.sub(r"[^\n]", "x", found[0]),
                       text, flags=re.S)
         for what, (pattern, remedy) in BAD.items():
             source = cell.source if what in ("a MyST role",) else text
