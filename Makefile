@@ -1,0 +1,85 @@
+# Many Devices, One Program. `make` alone says what there is; nothing but Python 3.11 to 3.13 is needed.
+# PYTHON=/path/to/python3.12 chooses the Python, VENV=folder the virtual environment.
+
+VENV ?= .venv
+PYTHON ?=
+PORT ?= 8000
+LANGUAGE ?= en
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m
+INSTALLED := $(VENV)/.requirements-installed
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv site test serve live sync bench lint mutants coverage offline po linkcheck \
+	upgrade publish-as release-ref clean
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The environment is rebuilt from nothing when requirements.txt differs from the one it was built
+# from, which is noted last: an interrupted installation is never taken for a complete one.
+venv: ## make the virtual environment (every other target does so when needed)
+	@cmp -s requirements.txt $(INSTALLED) || { \
+	  set -e; \
+	  python=$$(tools/find_python.sh "$(PYTHON)"); \
+	  echo "installing requirements.txt into $(VENV) with $$python (some minutes, once)"; \
+	  rm -f $(INSTALLED); \
+	  "$$python" -m venv --clear $(VENV); \
+	  $(BIN)/pip install --quiet -r requirements.txt; \
+	  $(BIN)/pip install --quiet --no-deps -e .; \
+	  cp requirements.txt $(INSTALLED); \
+	}
+
+site: venv ## build the site in both languages into _build/html, executing what changed
+	@$(RUN) tools.site
+
+test: venv ## execute what changed, then check the book, its tools and meshscope
+	@$(RUN) tools.execute
+	@$(RUN) pytest tests
+
+serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
+	@echo "http://localhost:$(PORT)/"
+	@$(RUN) http.server --bind 127.0.0.1 --directory _build/html $(PORT)
+
+live: venv ## rebuild and reload pages as files are saved (LANGUAGE=zh_TW for Chinese)
+	@$(RUN) tools.live --port $(PORT) --language $(LANGUAGE)
+
+sync: venv ## write notebooks/ and shared cells from book/
+	@$(RUN) tools.sync
+
+bench: venv ## seconds and memory of each chapter, seconds to build, bytes of pages
+	@$(RUN) tools.bench
+
+lint: venv ## ruff, mypy and codespell
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+	@$(BIN)/codespell
+
+mutants: venv ## apply every planted fault and see that its cell fails
+	@$(BIN)/python tools/mutants.py
+
+coverage: venv ## check that each row of the coverage table is asserted or argued
+	@$(BIN)/python tools/coverage.py
+
+offline: venv ## execute every chapter again without network, and compare outputs
+	@$(RUN) tools.offline
+
+po: venv ## write the catalogues for translators, locale/*.po, from the English text
+	@$(RUN) tools.po
+
+linkcheck: venv ## try the links to other sites
+	@$(RUN) sphinx -q -b linkcheck -c . -d _build/linkcheck/doctrees . _build/linkcheck
+
+upgrade: venv ## take the newest releases, re-execute, and list the outputs that changed
+	@tools/upgrade.sh $(VENV)
+
+publish-as: venv ## write another address everywhere: URL=https://me.github.io/book/ REPO=https://github.com/me/book
+	@$(RUN) tools.publish_as --site "$(URL)" --repo "$(REPO)"
+
+release-ref: venv ## write another branch or tag everywhere: REF=v1.0
+	@$(RUN) tools.publish_as --ref "$(REF)"
+
+clean: ## remove what was built, executions included; the virtual environment stays
+	rm -rf _build .pytest_cache .hypothesis .mypy_cache .ruff_cache
