@@ -48,12 +48,12 @@ def undescribed(name, notebook):
         data = output.get("data", {})
         where = f"book/{name}.md, the picture of `{first_line(cell)}`"
         for tag in re.findall(r"<svg\b[^>]*>", "".join(data.get("text/html", ""))):
-            label = re.search(r"aria-label=[\"']([^\"']*)", tag)
+            label = re.search(r"aria-label=([\"'])(.*?)\1", tag)
             if "aria-hidden" not in tag:
-                yield from bad_alt(label[1] if label else "", where)
+                yield from bad_alt(label[2] if label else "", where)
         for tag in re.findall(r"<img\b[^>]*>", "".join(data.get("text/html", ""))):
-            label = re.search(r"\balt=[\"']([^\"']*)", tag)
-            yield from bad_alt(label[1] if label else "", where)
+            label = re.search(r"\balt=([\"'])(.*?)\1", tag)
+            yield from bad_alt(label[2] if label else "", where)
         if any(mime.startswith("image/") for mime in data) and "text/html" not in data:
             alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
             yield from bad_alt(alt, where + " (give it HTML with an aria-label, or the cell "
