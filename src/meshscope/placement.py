@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
-from jax.sharding import PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+)
 
 Axes = tuple[tuple[str, int], ...]  # (name, size) of mesh axes, major first
 Index = tuple[int, ...]
@@ -23,25 +29,25 @@ class Edge:
     size: int
     parts: int = 1
     axes: Axes = ()
-    mark: str = ""  # what stands beside a mesh axis: its type
+    mark: str = ""  # for a mesh: the type of the axis
 
 
 @dataclass(frozen=True)
 class Placement:
     """An array, or a mesh, as blocks on devices.
 
-    ``blocks`` maps the index of a block along every dimension to what holds it:
-    device ids in mesh order, or mesh coordinates where no device is known yet
-    (``":"`` stands for every coordinate of an axis).
+    ``blocks`` maps the position of a block along every dimension to what holds it:
+    ids of devices in the order of the mesh or, where no device is known yet, mesh
+    coordinates (``:`` for every coordinate of an axis).
     """
 
     what: str  # float32[8,16], or Mesh
     spec: str
     edges: tuple[Edge, ...]
-    blocks: dict[Index, tuple[str, ...]]
-    notes: tuple[tuple[str, Axes], ...]  # ("copied", axes), …
+    blocks: Mapping[Index, Sequence[str]]
     mesh: Axes
-    keys: str  # what a label in a block counts
+    notes: tuple[tuple[str, Axes], ...] = ()  # ("copied", axes), …
+    keys: str = "device"  # what a label in a block stands for
     is_mesh: bool = False
 
     @property
@@ -50,29 +56,23 @@ class Placement:
         return tuple(e.size // e.parts for e in self.edges)
 
 
-def times(shape: Sequence[int]) -> str:
-    """A shape as a person says it: 4×16, or scalar."""
+def times(shape: Index) -> str:
+    """A shape as one says it: 4×16, or scalar."""
     return "×".join(map(str, shape)) or "scalar"
-
-
-def spec_text(partitions: Sequence[Any]) -> str:
-    """A partition spec as a person types it."""
-    return f"P({', '.join(map(repr, partitions))})"
 
 
 def leaves(x: Any) -> list[tuple[str, Placement]]:
     """Name and placement of every leaf of ``x``, in tree order."""
-    found = jax.tree_util.tree_flatten_with_path(x, is_leaf=_whole)[0]
+    found = jax.tree_util.tree_flatten_with_path(x, is_leaf=_is_leaf)[0]
     if not found:
-        raise ValueError("nothing to show: the tree has no leaves; pass arrays")
-    return [(_name(path), place(leaf, _name(path))) for path, leaf in found]
+        raise ValueError("the tree has no leaves: pass arrays, or a tree of arrays")
+    return [(name := _name(path), place(leaf, name)) for path, leaf in found]
 
 
-def _whole(x: Any) -> bool:
-    pair = type(x) is tuple and len(x) == 2 and not hasattr(x[0], "dtype")
-    return isinstance(x, Mesh | AbstractMesh | Sharding | PartitionSpec) or (
-        pair and isinstance(x[1], Sharding | PartitionSpec)
-    )
+def _is_leaf(x: Any) -> bool:
+    if type(x) is tuple and len(x) == 2:
+        return isinstance(x[1], Sharding | PartitionSpec) and not hasattr(x[0], "dtype")
+    return isinstance(x, Mesh | AbstractMesh | Sharding | PartitionSpec)
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -82,93 +82,75 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def place(x: Any, name: str = "") -> Placement:
-    """The placement of one array, shape with a sharding, traced array or mesh."""
+    """The placement of an array, a shape with a sharding, a traced array or a mesh."""
     at = f" (leaf {name})" if name else ""
+    kind = f"{type(x).__module__.partition('.')[0]}.{type(x).__qualname__}"
     if isinstance(x, Mesh | AbstractMesh):
         return _mesh(x)
-    if _whole(x) and isinstance(x, tuple) and isinstance(x[1], Sharding):
-        shape = tuple(int(n) for n in x[0])
-        return _array(shape, x[1], _what("", shape), at)
-    if _whole(x):
-        raise TypeError(
-            f"{_type(x)} says how to split, not what{at}: "
-            "pass (shape, jax.NamedSharding(mesh, spec))"
-        )
-    if isinstance(x, jax.core.Tracer | jax.core.ShapedArray):
+    if _is_leaf(x):
+        if isinstance(x, tuple) and isinstance(x[1], Sharding):
+            shape = tuple(map(int, x[0]))
+            return _array(shape, x[1], _what("", shape), at)
+        wrong = "says how to split, not what"
+        advice = "pass (shape, jax.NamedSharding(mesh, spec))"
+    elif isinstance(x, jax.core.Tracer | jax.core.ShapedArray):
         return _traced(jax.typeof(x) if isinstance(x, jax.core.Tracer) else x, at)
-    if isinstance(x, np.ndarray | np.generic | int | float | complex):
-        raise TypeError(
-            f"{_type(x)} is on the host, on no device{at}: "
-            "pass jax.device_put(x, sharding), or (shape, sharding)"
+    elif isinstance(x, np.ndarray | np.generic | int | float | complex):
+        wrong = "is on the host, on no device"
+        advice = "pass jax.device_put(x, sharding), or (shape, sharding)"
+    elif hasattr(x, "as_text"):
+        wrong = "is a program"
+        advice = "pass what it returns, or (shape, sharding) of one of its outputs"
+    elif callable(x) or not (hasattr(x, "sharding") and hasattr(x, "shape")):
+        wrong = "has no placement"
+        advice = (
+            "pass an array (of a function: its result), a jax.ShapeDtypeStruct with a "
+            "sharding, (shape, sharding), a mesh, or a tree of these"
         )
-    if hasattr(x, "as_text"):
-        raise TypeError(
-            f"{_type(x)} is a program, not an array{at}: pass (shape, sharding) "
-            "with one of its output_shardings, or what it returns"
-        )
-    if callable(x) or not hasattr(x, "shape") or not hasattr(x, "sharding"):
-        raise TypeError(
-            f"{_type(x)} has no placement{at}: pass a jax.Array, a "
-            "jax.ShapeDtypeStruct with a sharding, (shape, sharding), a mesh, "
-            "or a pytree of these"
-            + (" (for a function: what it returns)" if callable(x) else "")
-        )
-    if x.sharding is None:
+    elif x.sharding is None:
         raise ValueError(
-            f"a {_type(x)} without a sharding lies nowhere{at}: "
+            f"a shape without a sharding lies nowhere{at}: "
             "pass jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)"
         )
-    return _array(x.shape, x.sharding, _what(x.dtype, x.shape), at)
+    else:
+        return _array(x.shape, x.sharding, _what(x.dtype, x.shape), at)
+    raise TypeError(f"a {kind} {wrong}{at}: {advice}")
 
 
 def _what(dtype: Any, shape: Index) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _type(x: Any) -> str:
-    return f"{type(x).__module__.partition('.')[0]}.{type(x).__qualname__}"
-
-
 def _traced(aval: Any, at: str) -> Placement:
-    sharding, shape = aval.sharding, aval.shape
-    types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types))
-    if not types:
+    mesh = aval.sharding.mesh
+    types = dict(zip(mesh.axis_names, mesh.axis_types))
+    auto = [a for a, kind in types.items() if kind == AxisType.Auto]
+    if len(auto) == len(types):
+        why = "over Auto axes: the compiler has not placed it yet"
         raise ValueError(
-            f"{aval} is traced without a mesh{at}: jit arrays that lie on an "
-            "Explicit mesh, or show what the jitted function returns"
+            f"{aval} is traced {why if auto else 'without a mesh'}{at}: show what the "
+            "jitted function returns, or give it arrays on a mesh of Explicit axes"
         )
-    if all(t == AxisType.Auto for t in types.values()):
-        raise ValueError(
-            f"{aval} is traced on Auto axes, so the compiler has not placed it yet{at}: "
-            "show what the jitted function returns, or make the mesh's axes Explicit"
-        )
+    verbs = dict.fromkeys(auto, "left to the compiler")
     manual = getattr(aval, "manual_axis_type", None)
-    varying = getattr(manual, "varying", None) or getattr(aval, "vma", frozenset())
-    verbs = {a: "left to the compiler" for a, t in types.items() if t == AxisType.Auto}
-    verbs |= dict.fromkeys(varying, "varying")
+    varying = getattr(manual, "varying", None) or getattr(aval, "vma", ())
+    verbs |= dict.fromkeys(varying or (), "varying")
     verbs |= dict.fromkeys(getattr(manual, "unreduced", ()), "partial sums")
-    return _array(shape, sharding, _what(aval.dtype, shape), at, verbs)
+    return _array(aval.shape, aval.sharding, _what(aval.dtype, aval.shape), at, verbs)
 
 
 def _array(
-    shape: Index,
-    sharding: Sharding,
-    what: str,
-    at: str,
-    verbs: dict[str, str] | None = None,
+    shape: Index, sharding: Any, what: str, at: str, verbs: dict[str, str] | None = None
 ) -> Placement:
     if not isinstance(sharding, NamedSharding):
         return _unnamed(shape, sharding, what, at)
     mesh, spec = sharding.mesh, sharding.spec
-    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes))
-    if not sizes:
-        raise ValueError(
-            f"{what} has a sharding without a mesh{at}: pass one made with jax.make_mesh"
-        )
+    sizes: dict[str, int] = dict(zip(mesh.axis_names, mesh.axis_sizes))
     given = tuple(spec.partitions)
+    text = f"P({', '.join(map(repr, given))})"
     if len(given) > len(shape):
         raise ValueError(
-            f"{spec_text(given)} names {len(given)} dimensions, {what} has {len(shape)}{at}: "
+            f"{text} names {len(given)} dimensions, {what} has {len(shape)}{at}: "
             "pass a spec that is no longer than the shape"
         )
     edges = []
@@ -176,100 +158,92 @@ def _array(
         part = given[dim] if dim < len(given) else None
         if part is PartitionSpec.UNCONSTRAINED:
             raise ValueError(
-                f"dimension {dim} of {what} is UNCONSTRAINED{at}: name its axes, or None"
+                f"dimension {dim} of {what} is left to the compiler by UNCONSTRAINED"
+                f"{at}: name the mesh axes that split it, or None"
             )
-        names = (
-            () if part is None else (part,) if isinstance(part, str) else tuple(part)
-        )
-        axes = tuple((str(a), sizes[a]) for a in names)
+        names = (part,) if isinstance(part, str) else tuple(part or ())
+        axes = tuple((a, sizes[a]) for a in names)
         edges.append(Edge(size, math.prod(n for _, n in axes), axes))
         if size % edges[-1].parts:
             raise ValueError(
                 f"dimension {dim} of {what} has size {size}, which mesh axis "
-                f"{' × '.join(f'{a!r} of size {n}' for a, n in axes)} does not divide{at}: "
-                "pad the dimension, or leave it unsplit"
+                f"{' × '.join(f'{a!r} of size {n}' for a, n in axes)} does not divide"
+                f"{at}: pad the dimension, or leave it whole"
             )
+
+    concrete, blocks = isinstance(mesh, Mesh), dict[Index, list[str]]()
     used = {a for e in edges for a, _ in e.axes}
-    verbs = dict.fromkeys(spec.unreduced, "partial sums") | (verbs or {})
-    groups: dict[str, list[tuple[str, int]]] = {}
-    for a, n in sizes.items():
-        if a not in used and n > 1:
-            groups.setdefault(verbs.get(a, "copied"), []).append((a, n))
-    blocks: dict[Index, list[str]] = {}
-    for coordinate in np.ndindex(*sizes.values()):
-        where = dict(zip(sizes, coordinate))
-        index = tuple(_mixed(e.axes, where) for e in edges)
-        held = blocks.setdefault(index, [])
-        if isinstance(mesh, Mesh):
-            held.append(str(mesh.devices[coordinate].id))
+    for position in np.ndindex(*sizes.values()):
+        where = dict(zip(sizes, position))
+        held = blocks.setdefault(tuple(_part(e.axes, where) for e in edges), [])
+        if concrete:
+            held.append(_id(mesh, position))
         elif not held:
             held.append(
-                ",".join(str(c) if a in used else ":" for a, c in where.items())
+                ",".join(str(i) if a in used else ":" for a, i in where.items())
             )
+    partial: frozenset[str] = spec.unreduced or frozenset()
+    verbs = dict.fromkeys(partial, "partial sums") | (verbs or {})
+    notes: dict[str, Axes] = {}
+    for a, n in sizes.items():
+        if a not in used and n > 1:
+            verb = verbs.get(a, "copied")
+            notes[verb] = (*notes.get(verb, ()), (a, n))
+    keys = "device" if concrete else f"device ({', '.join(sizes)})"
+    mesh_axes = tuple(sizes.items())
     return Placement(
-        what,
-        spec_text(given),
-        tuple(edges),
-        {k: tuple(v) for k, v in blocks.items()},
-        tuple((verb, tuple(axes)) for verb, axes in groups.items()),
-        tuple(sizes.items()),
-        "device" if isinstance(mesh, Mesh) else f"device ({', '.join(sizes)})",
+        what, text, tuple(edges), blocks, mesh_axes, (*notes.items(),), keys
     )
 
 
-def _mixed(axes: Axes, where: dict[str, int]) -> int:
-    """Position along a dimension split by ``axes``, major axis first."""
-    position = 0
+def _part(axes: Axes, where: dict[str, int]) -> int:
+    """Which part of a dimension split over ``axes`` lies at mesh coordinates."""
+    part = 0
     for name, size in axes:
-        position = position * size + where[name]
-    return position
+        part = part * size + where[name]
+    return part
 
 
-def _unnamed(shape: Index, sharding: Sharding, what: str, at: str) -> Placement:
+def _id(mesh: Any, position: Index) -> str:
+    return str(mesh.devices[position].id)
+
+
+def _unnamed(shape: Index, sharding: Any, what: str, at: str) -> Placement:
     """A sharding without axis names: ask it which device holds which box."""
     try:
         local = sharding.shard_shape(shape)
         boxes = sharding.devices_indices_map(shape)
     except ValueError as error:
         raise ValueError(f"{what} does not divide evenly{at}: {error}") from None
-    edges = tuple(Edge(n, n // m if m else 1) for n, m in zip(shape, local))
     blocks: dict[Index, list[str]] = {}
     for device, box in boxes.items():
         starts = (s.indices(n)[0] for s, n in zip(box, shape))
-        index = tuple(i // m if m else 0 for i, m in zip(starts, local))
+        index = tuple(start // m if m else 0 for start, m in zip(starts, local))
         blocks.setdefault(index, []).append(str(device.id))
-    copies = max(map(len, blocks.values()))
-    return Placement(
-        what,
-        type(sharding).__name__,
-        edges,
-        {k: tuple(v) for k, v in blocks.items()},
-        (("copied", (("", copies),)),) if copies > 1 else (),
-        (),
-        "device",
-    )
+    edges = tuple(Edge(n, n // m if m else 1) for n, m in zip(shape, local))
+    copies = len(boxes) // len(blocks)
+    notes = (("copied", (("", copies),)),) if copies > 1 else ()
+    return Placement(what, type(sharding).__name__, edges, blocks, (), notes)
 
 
-def _mesh(mesh: Mesh | AbstractMesh) -> Placement:
-    axes = tuple(zip(map(str, mesh.axis_names), mesh.axis_sizes))
+def _mesh(mesh: Any) -> Placement:
+    axes = tuple(zip(mesh.axis_names, mesh.axis_sizes))
     if not axes:
         raise ValueError(
-            "the mesh is empty: make one with jax.make_mesh, or jax.set_mesh(mesh) first"
+            "the mesh is empty: make one with jax.make_mesh, or call jax.set_mesh first"
         )
-    types = (t.name for t in mesh.axis_types)
-    blocks: dict[Index, tuple[str, ...]] = {}
-    for index in np.ndindex(*mesh.axis_sizes):
-        known = isinstance(mesh, Mesh)
-        label = str(mesh.devices[index].id) if known else ",".join(map(str, index))
-        blocks[index] = (label,)
-    kind = f"{mesh.devices.flat[0].platform} " if isinstance(mesh, Mesh) else ""
+    concrete = isinstance(mesh, Mesh)
+    blocks = {
+        at: (_id(mesh, at) if concrete else ",".join(map(str, at)),)
+        for at in np.ndindex(*mesh.axis_sizes)
+    }
+    types = [kind.name for kind in mesh.axis_types]
+    kind = f"{mesh.devices.flat[0].platform} devices" if concrete else "devices"
     return Placement(
         type(mesh).__name__,
-        f"{math.prod(mesh.axis_sizes)} {kind}devices",
+        f"{math.prod(mesh.axis_sizes)} {kind}",
         tuple(Edge(n, n, ((a, n),), t) for (a, n), t in zip(axes, types)),
         blocks,
-        (),
         axes,
-        "device",
         is_mesh=True,
     )
