@@ -6,22 +6,26 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.stages import Compiled
 
 from .programs import program_text
-from .tables import Report, number
+from .tables import Report, Rows, number, shape_text, spec_text
 
 
 @dataclass(frozen=True)
 class Leaf:
     """One array of a tree.
 
-    bytes_per_device  bytes of its largest piece on one device.
+    spec              its partition spec, None if its sharding has none.
+    bytes_per_device  bytes of one piece.
     copies            how many devices hold each element.
-    sharded           whether a device holds less than the whole array.
+    sharded           whether a piece is less than the whole array.
+    unique_bytes      every element once.
+    total_bytes       all pieces on all devices.
     """
 
     path: str
@@ -35,55 +39,58 @@ class Leaf:
     total_bytes: int
 
 
+@dataclass(frozen=True, repr=False)
 class Memory(Report):
     """Bytes of a tree of arrays.
 
-    leaves            rows, the largest per device first.
+    leaves            `Leaf` rows, the largest per device first.
     bytes_per_device  bytes on the device that holds most.
-    total_bytes       sum over all devices, copies included.
-    unique_bytes      every element counted once.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], bytes_per_device: int) -> None:
-        self.leaves = tuple(sorted(leaves, key=lambda leaf: -leaf.bytes_per_device))
-        self.bytes_per_device = bytes_per_device
+    leaves: Sequence[Leaf]
+    bytes_per_device: int
 
     @property
     def total_bytes(self) -> int:
+        """Sum over all devices, copies included."""
         return sum(leaf.total_bytes for leaf in self.leaves)
 
     @property
     def unique_bytes(self) -> int:
+        """Every element counted once."""
         return sum(leaf.unique_bytes for leaf in self.leaves)
 
-    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+    def _table(self) -> Rows:
+        rows = []
+        for leaf in self.leaves:
+            how = "sharded" if leaf.sharded else "replicated" * (leaf.copies > 1)
+            copies = f"{leaf.copies} copies" if leaf.copies > 1 else ""
+            rows.append(
+                [
+                    leaf.path or "array",
+                    shape_text(leaf.shape),
+                    leaf.dtype,
+                    spec_text(leaf.spec),
+                    number(leaf.bytes_per_device),
+                    ", ".join(filter(None, (how, copies))) or "one device",
+                ]
+            )
         title = (
-            f"{number(self.bytes_per_device)} bytes per device, {number(self.unique_bytes)} "
-            f"in all, {number(self.total_bytes)} with copies"
+            f"{number(self.bytes_per_device)} bytes per device; "
+            f"{number(self.unique_bytes)} without copies, "
+            f"{number(self.total_bytes)} on all devices"
         )
         head = ("leaf", "shape", "dtype", "spec", "bytes per device", "placement")
-        rows = [
-            [
-                leaf.path or "(array)",
-                "(" + ", ".join(map(str, leaf.shape)) + ")",
-                leaf.dtype,
-                "-" if leaf.spec is None else f"P{tuple(leaf.spec)}".replace(",)", ")"),
-                number(leaf.bytes_per_device),
-                ("sharded" if leaf.sharded else "replicated" if leaf.copies > 1 else "whole")
-                + (f", {leaf.copies} copies" if leaf.copies > 1 else ""),
-            ]
-            for leaf in self.leaves
-        ]
         return title, head, rows
 
 
 @dataclass(frozen=True, repr=False)
 class ProgramMemory(Report):
-    """Bytes per device that a compiled program asks for.
+    """Bytes per device that a compiled program asks for, from XLA's buffer assignment.
 
-    arguments, outputs  what goes in and comes out.
-    temporaries         everything in between that the compiler keeps at once at some point.
-    aliased             outputs that reuse the memory of (donated) arguments.
+    arguments, outputs  what goes in, what comes out.
+    temporaries         the room for everything in between.
+    aliased             outputs that reuse the room of (donated) arguments.
     """
 
     arguments: int
@@ -96,98 +103,84 @@ class ProgramMemory(Report):
         """arguments + outputs + temporaries - aliased."""
         return self.arguments + self.outputs + self.temporaries - self.aliased
 
-    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
-        names = ("arguments", "outputs", "temporaries", "aliased", "bytes_per_device")
-        rows = [[name.replace("_", " "), number(getattr(self, name))] for name in names]
-        return "Bytes per device of a compiled program", ("what", "bytes"), rows
+    def _table(self) -> Rows:
+        rows = [[name, number(value)] for name, value in vars(self).items()]
+        title = (
+            f"{number(self.bytes_per_device)} bytes per device for a compiled program"
+        )
+        return title, ("what", "bytes per device"), rows
 
 
+@overload
+def memory(x: Compiled) -> ProgramMemory: ...
+@overload
+def memory(x: Any) -> Memory: ...
 def memory(x: Any) -> Memory | ProgramMemory:
     """Bytes per device: of arrays where they lie, or of a compiled program.
 
-    x   a `jax.Array`, a `jax.ShapeDtypeStruct` with a sharding, or any pytree of these (a
-        Flax module or state is one); or what `.lower(...).compile()` returns, whose numbers
-        come from XLA's buffer assignment (`memory_analysis()`).
+    x   a `jax.Array`, a `jax.ShapeDtypeStruct` with a sharding, a pytree of these (a Flax
+        module, state or variable is one), or what `.lower(...).compile()` returns.
 
     An array that stands twice in a tree counts once. Raises TypeError for host arrays and
     numbers, for shapes without a sharding, and for programs that are not compiled.
     """
-    if hasattr(x, "memory_analysis") or hasattr(x, "lower") or callable(x) and _no_arrays(x):
-        program_text(x)  # raises unless compiled
+    if hasattr(x, "memory_analysis") or jax.tree.leaves(x) == [x] and _is_program(x):
+        program_text(x)  # raises for what is not compiled
         stats = x.memory_analysis()
         if stats is None:
-            raise ValueError("this backend does not report the memory of a program")
+            raise ValueError("this backend does not tell the memory of a program")
         return ProgramMemory(
-            stats.argument_size_in_bytes,
-            stats.output_size_in_bytes,
-            stats.temp_size_in_bytes,
-            stats.alias_size_in_bytes,
+            arguments=stats.argument_size_in_bytes,
+            outputs=stats.output_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
         )
-    leaves: list[Leaf] = []
-    devices: Counter[Any] = Counter()
+    rows: list[Leaf] = []
+    held: Counter[Any] = Counter()  # bytes by device
     seen: set[int] = set()
-    for path, value in placed_leaves(x):
-        if isinstance(value, jax.Array) and id(value) in seen:
+    for path, leaf in placed_leaves(x):
+        if id(leaf) in seen:
             continue
-        seen.add(id(value))
-        leaf, pieces = _leaf(path, value)
-        leaves.append(leaf)
-        devices.update(pieces)
-    return Memory(leaves, max(devices.values(), default=0))
+        if isinstance(leaf, jax.Array):
+            seen.add(id(leaf))
+        shape, sharding = tuple(leaf.shape), leaf.sharding
+        size, item = math.prod(shape), leaf.dtype.itemsize
+        piece, count = math.prod(sharding.shard_shape(shape)), sharding.num_devices
+        abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+        for device in range(count) if abstract else sharding.device_set:
+            held[device] += piece * item
+        rows.append(
+            Leaf(
+                path=path,
+                shape=shape,
+                dtype=str(leaf.dtype),
+                spec=sharding.spec if isinstance(sharding, NamedSharding) else None,
+                bytes_per_device=piece * item,
+                copies=piece * count // size if size else count,
+                sharded=piece < size,
+                unique_bytes=size * item,
+                total_bytes=piece * count * item,
+            )
+        )
+    rows.sort(key=lambda row: -row.bytes_per_device)
+    return Memory(tuple(rows), max(held.values(), default=0))
 
 
-def _no_arrays(x: Any) -> bool:
-    leaves = jax.tree.leaves(x)
-    return len(leaves) == 1 and leaves[0] is x
+def _is_program(x: Any) -> bool:
+    return callable(x) or hasattr(x, "as_text")
 
 
 def placed_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """(path, leaf) of every array; TypeError, saying what to pass, for a leaf with no place."""
+    """(path, array) of every leaf; TypeError, saying what to pass, for one without place."""
     found = []
-    for keys, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
-        path = path.removesuffix(".value") if path != "value" else ""
-        if getattr(value, "sharding", None) is None:
-            name = f" at {path}" if path else ""
-            if hasattr(value, "shape") and isinstance(value, jax.ShapeDtypeStruct):
-                raise TypeError(
-                    f"the ShapeDtypeStruct{name} has no sharding: pass "
-                    "jax.ShapeDtypeStruct(shape, dtype, sharding=...)"
-                )
-            raise TypeError(
-                f"the {type(value).__name__}{name} is not on a device: "
-                "pass jax.device_put(x, sharding)"
-            )
-        found.append((path, value))
+        path = path.removesuffix("value").removesuffix(".")
+        if getattr(leaf, "sharding", None) is None:
+            what = f"{path or 'this'} is a {type(leaf).__name__}"
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                how = "pass jax.ShapeDtypeStruct(shape, dtype, sharding=...)"
+                raise TypeError(f"{what} without a sharding: {how}")
+            raise TypeError(f"{what} on the host: pass jax.device_put(x, sharding)")
+        found.append((path, leaf))
     return found
-
-
-def _leaf(path: str, value: Any) -> tuple[Leaf, dict[Any, int]]:
-    shape, sharding, item = tuple(value.shape), value.sharding, value.dtype.itemsize
-    size = math.prod(shape)
-    try:
-        local = [math.prod(sharding.shard_shape(shape))] * sharding.num_devices
-    except ValueError:  # pieces of unequal size
-        slices = sharding.devices_indices_map(shape).values()
-        local = [
-            math.prod(len(range(*s.indices(n))) for s, n in zip(i, shape, strict=True))
-            for i in slices
-        ]
-    abstract = not hasattr(sharding, "device_set") or _is_abstract(sharding)
-    devices = range(len(local)) if abstract else sharding.devices_indices_map(shape)
-    leaf = Leaf(
-        path=path,
-        shape=shape,
-        dtype=str(value.dtype),
-        spec=sharding.spec if isinstance(sharding, NamedSharding) else None,
-        bytes_per_device=max(local) * item,
-        copies=sum(local) // size if size else len(local),
-        sharded=max(local) < size,
-        unique_bytes=size * item,
-        total_bytes=sum(local) * item,
-    )
-    return leaf, {d: n * item for d, n in zip(devices, local, strict=True)}
-
-
-def _is_abstract(sharding: Any) -> bool:
-    return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)

@@ -1,29 +1,28 @@
-"""Read the text of a compiled XLA program: computations, instructions, replica groups."""
+"""Read the text of a compiled XLA program: instructions, groups, source lines."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-Shape = tuple[int, ...]
-Array = tuple[str, Shape]  # (HLO element type, dimensions)
+Array = tuple[str, tuple[int, ...]]  # (HLO element type, dimensions)
 Groups = tuple[tuple[int, ...], ...]
 
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*->.*\{\s*$")
-_NAME = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
-_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*->.*\{\s*$")
+_NAME = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
 _CALLED = re.compile(
     r"\b(body|condition|calls|to_apply|branch_computations|true_computation|"
     r"false_computation|called_computations)=(?:\{([^}]*)\}|(%?[\w.\-]+))"
 )
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Instruction:
     """One line of a program. `arrays` are its results, tuples taken apart."""
 
@@ -31,27 +30,77 @@ class Instruction:
     opcode: str
     arrays: tuple[Array, ...]
     operands: tuple[str, ...]
-    attributes: str  # what follows the operands, quoted strings left out
+    literal: str  # the operands as text
+    attributes: str  # what follows the operands, strings left empty
     line: str
 
     def called(self) -> list[tuple[str, str]]:
-        """(attribute, computation) for each computation this instruction calls."""
+        """(attribute, computation) for each computation that this one calls."""
         return [
-            (key, name.strip().lstrip("%"))
+            (key, name.strip(" %"))
             for key, several, one in _CALLED.findall(self.attributes)
             for name in (several or one).split(",")
-            if name.strip()
         ]
+
+
+Computation = dict[str, Instruction]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A module: its computations by name, the entry's name, and the unread lines."""
+    """The computations of a module, the entry's name, and lines not understood."""
 
-    text: str
-    computations: dict[str, list[Instruction]]
+    computations: dict[str, Computation]
     entry: str
     unread: tuple[str, ...]
+
+    def instructions(self) -> Iterator[Instruction]:
+        """Every instruction of every computation."""
+        return (i for c in self.computations.values() for i in c.values())
+
+
+def root(computation: Computation) -> Instruction:
+    """What a computation returns."""
+    return next(i for i in computation.values() if i.line.startswith("ROOT "))
+
+
+def parse(text: str) -> Program:
+    """Take the text of a module apart."""
+    computations: dict[str, Computation] = {}
+    unread: list[str] = []
+    entry = current = ""
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            current = header[2]
+            computations[current] = {}
+            entry = current if header[1] else entry
+        elif current and line[:1].isspace() and line.strip():
+            try:
+                instruction = _instruction(line)
+                computations[current][instruction.name] = instruction
+            except (ValueError, TypeError):
+                unread.append(line.strip())
+    return Program(computations, entry, tuple(unread))
+
+
+def _instruction(line: str) -> Instruction:
+    # %name = type opcode(operands), attributes: only brackets tell where a part ends
+    # (a type on TPU is f32[8,128]{1,0:T(8,128)}, a tuple's type starts with one).
+    head = _NAME.match(line)
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', line[head.end() :])  # type: ignore[union-attr]
+    end = _closing(bare, 0) if bare.startswith("(") else bare.index(" ")
+    opcode = re.compile(r"\s*([a-z][\w\-]*)\(").match(bare, end)
+    close = _closing(bare, opcode.end() - 1)  # type: ignore[union-attr]
+    literal = bare[opcode.end() : close - 1]  # type: ignore[union-attr]
+    operands = tuple(re.findall(r"%([\w.\-]+)", literal))
+    result = tuple(
+        (kind, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n))
+        for kind, dims in _ARRAY.findall(bare[:end])
+    )
+    name, kind = head[1], opcode[1]  # type: ignore[index]
+    return Instruction(
+        name, kind, result, operands, literal, bare[close:], line.strip()
+    )
 
 
 def _closing(text: str, start: int) -> int:
@@ -61,192 +110,135 @@ def _closing(text: str, start: int) -> int:
         depth += (text[i] == "(") - (text[i] == ")")
         if depth == 0:
             return i + 1
-    raise ValueError(f"unbalanced brackets: {text}")
-
-
-def _instruction(line: str, name: str, start: int) -> Instruction | None:
-    bare = _STRING.sub('""', line[start:])
-    try:
-        end = _closing(bare, 0) if bare.startswith("(") else bare.index(" ")
-        found = _OPCODE.match(bare, end)
-        if found is None:
-            return None
-        close = _closing(bare, found.end() - 1)
-    except ValueError:
-        return None
-    operands = re.findall(r"%([\w.\-]+)", bare[found.end() : close])
-    result = tuple(arrays(bare[:end]))
-    return Instruction(name, found[1], result, tuple(operands), bare[close:], line.strip())
-
-
-def arrays(text: str) -> list[Array]:
-    """Every `f32[8,16]` in a piece of text, as ("f32", (8, 16))."""
-    return [
-        (kind, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
-        for kind, dims in _ARRAY.findall(text)
-    ]
-
-
-def parse(text: str) -> Program:
-    """Take a module's text apart; a line that is not understood lands in `unread`."""
-    computations: dict[str, list[Instruction]] = {}
-    unread: list[str] = []
-    entry, current = "", ""
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            current = header[2]
-            computations[current] = []
-            entry = current if header[1] else entry
-        elif current and (start := _NAME.match(line)):
-            found = _instruction(line, start[1], start.end())
-            if found:
-                computations[current].append(found)
-            else:
-                unread.append(line.strip())
-        elif current and line.startswith((" ", "\t")) and line.strip():
-            unread.append(line.strip())
-    return Program(text, computations, entry, tuple(unread))
-
-
-def bits(element: str) -> int:
-    """Bits of one element: f32 -> 32, bf16 -> 16, pred -> 8, s4 -> 4, token -> 0."""
-    digits = re.match(r"[a-z]+(\d+)", element)
-    return int(digits[1]) if digits else 8 * (element == "pred")
+    raise ValueError("unbalanced brackets")
 
 
 def nbytes(array: Array) -> int:
-    """Bytes of one array, without padding."""
-    return -(-bits(array[0]) * math.prod(array[1]) // 8)
+    """Bytes of one array without padding: f32 has 4 per element, pred 1, s4 a half."""
+    digits = re.match(r"[a-z]+(\d+)", array[0])
+    bits = int(digits[1]) if digits else 8 * (array[0] == "pred")
+    return -(-bits * math.prod(array[1]) // 8)
 
 
 def dtype(element: str) -> str:
-    """JAX's name of an HLO element type: f32 -> float32, s8 -> int8, pred -> bool."""
-    if element == "pred":
-        return "bool"
+    """JAX's name of an HLO element type: f32 is float32, s8 int8, pred bool."""
+    words = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
     found = re.fullmatch(r"(bf|f|s|u|c)(\d+)(\w*)", element)
     if found is None:
-        return element
-    word = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
-    return word[found[1]] + found[2] + ("_" + found[3] if found[3] else "")
+        return "bool" if element == "pred" else element
+    return words[found[1]] + found[2] + ("_" + found[3] if found[3] else "")
+
+
+def numbers(key: str, attributes: str) -> list[int] | None:
+    """`key={1,2}` or `key=3` as a list of integers, None if there is no such key."""
+    found = re.search(rf"\b{key}=(?:\{{([\d,]*)\}}|(\d+))", attributes)
+    return found and _ints(found[1] or found[2] or "")
+
+
+def pairs(line: str) -> Groups | None:
+    """The (source, target) positions of a collective-permute, send or recv."""
+    found = re.search(r'source_target_pairs="?\{((?:\{[\d,]*\},?)*)\}', line)
+    return found and _braces(found[1])
+
+
+def groups(attributes: str, devices: int) -> Groups | None:
+    """The groups of positions of one collective, from any of the three spellings.
+
+    `{{0,1},{2,3}}`, `[2,2]<=[4]` and `mesh['a'=2,'b'=2] {'b'}` say the same. An empty
+    list is one group of all `devices`. None: there is no such attribute.
+    """
+    if found := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
+        return _braces(found[1]) or (tuple(range(devices)),)
+    if found := re.search(
+        r"replica_groups=\[(\d+),\d+\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", attributes
+    ):
+        return _tuples(_iota(found[2]).reshape(int(found[1]), -1))
+    if found := re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\)(?= ))? \{([^}]*)\}",
+        attributes,
+    ):
+        return _mesh_groups(*found.groups())
+    return None
+
+
+def _mesh_groups(sizes: str, ids: str | None, axes: str) -> Groups:
+    # A sub-axis 'a':(2)4 is the middle one of three that 'a' is split into: 2, 4, rest.
+    used = [
+        (name, int(before or 1), int(size or 0))
+        for name, before, size in re.findall(
+            r"'?([^',:]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes
+        )
+    ]
+    shape: list[int] = []
+    inside: list[int] = []
+    for name, size in re.findall(r"'?([^',=]+)'?=(\d+)", sizes):
+        spans = [(b, b * n if n else int(size)) for a, b, n in used if a == name]
+        edges = sorted({1, int(size)}.union(*spans))
+        for low, high in itertools.pairwise(edges):
+            if any(start <= low and high <= stop for start, stop in spans):
+                inside.append(len(shape))
+            shape.append(high // low)
+    flat = np.arange(math.prod(shape))
+    if ids:
+        flat = _iota(ids).reshape(-1) if ids.startswith("[") else np.array(_ints(ids))
+    outside = [d for d in range(len(shape)) if d not in inside]
+    grid = flat.reshape(shape).transpose(outside + inside)
+    return _tuples(grid.reshape(-1, math.prod(shape[d] for d in inside)))
+
+
+def _iota(text: str) -> np.ndarray:
+    """`[4,2]T(1,0)`: 0 to 7 as 4 rows of 2, transposed."""
+    dims, _, order = text.partition("T")
+    grid = np.arange(math.prod(_ints(dims))).reshape(_ints(dims))
+    return grid.transpose(_ints(order)) if order else grid
 
 
 def _ints(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text)]
 
 
-def _iota(dims: str, order: str | None) -> np.ndarray:
-    shape = _ints(dims)
-    grid = np.arange(math.prod(shape)).reshape(shape)
-    return grid.transpose(_ints(order)) if order else grid
+def _braces(text: str) -> Groups:
+    return tuple(tuple(_ints(group)) for group in re.findall(r"\{([\d,]*)\}", text))
 
 
-_LIST = r"\{((?:\{[\d,]*\},?)*)\}"
-_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(
-    r"replica_groups=mesh\[([^\]]*)\](?:, *device_ids=\((.*?)\)(?= *\{))? *\{([^}]*)\}"
-)
-
-
-def replica_groups(attributes: str, devices: int) -> Groups | None:
-    """The groups of positions of one instruction, from any of the three spellings.
-
-    `{{0,1},{2,3}}`, `[2,2]<=[4]T(0)` and `mesh['a'=2,'b'=2] {'b'}` say the same.
-    An empty list is one group of all `devices`. None: there is no such attribute.
-    """
-    if found := re.search("replica_groups=" + _LIST, attributes):
-        listed = [tuple(_ints(g)) for g in re.findall(r"\{([\d,]*)\}", found[1])]
-        return tuple(listed) or (tuple(range(devices)),)
-    if found := _IOTA.search(attributes):
-        grid = _iota(found[2], found[3]).reshape(_ints(found[1])[0], -1)
-        return tuple(map(tuple, grid.tolist()))
-    if found := _MESH.search(attributes):
-        return _mesh_groups(*found.groups())
-    return None
-
-
-def dimension(attributes: str) -> list[int]:
-    """The numbers in `dimensions={...}`."""
-    return _ints(re.search(r"\bdimensions=\{([\d,]*)\}", attributes)[1])  # type: ignore[index]
-
-
-def _mesh_groups(sizes: str, ids: str | None, axes: str) -> Groups:
-    names = re.findall(r"'?([^',=]+)'?=(\d+)", sizes)
-    flat = np.arange(math.prod(int(size) for _, size in names))
-    if ids and ids.startswith("["):
-        dims, _, order = ids.partition("T")
-        flat = _iota(dims, order).reshape(-1)
-    elif ids:
-        flat = np.array(_ints(ids))
-    # A sub-axis 'a':(2)4 is the middle one of 'a' split into 2, 4 and the rest.
-    used = re.findall(r"'?([^',:{}]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes)
-    shape: list[int] = []
-    inside: list[int] = []
-    for name, size in names:
-        cuts = {1, int(size)}
-        parts = [(int(pre or 1), int(width or size)) for n, pre, width in used if n == name]
-        for pre, width in parts:
-            cuts |= {pre, pre * width}
-        edges = sorted(cuts)
-        for low, high in zip(edges, edges[1:], strict=False):
-            if any(pre <= low and high <= pre * width for pre, width in parts):
-                inside.append(len(shape))
-            shape.append(high // low)
-    grid = flat.reshape(shape)
-    outside = [i for i in range(len(shape)) if i not in inside]
-    size = math.prod(shape[i] for i in inside)
-    return tuple(map(tuple, grid.transpose(outside + inside).reshape(-1, size).tolist()))
-
-
-def source_target_pairs(line: str) -> Groups | None:
-    """The (source, target) positions of a collective-permute, send or recv."""
-    found = re.search(r'source_target_pairs="?' + _LIST, line)
-    return found and tuple(tuple(_ints(p)) for p in re.findall(r"\{([\d,]*)\}", found[1]))
-
-
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen")
+def _tuples(grid: np.ndarray) -> Groups:
+    return tuple(tuple(map(int, row)) for row in grid)
 
 
 class Sources:
     """Where instructions come from: `file.py:12`, or `cell:12` inside a notebook.
 
-    Only the file's last name is kept, so that the answer is the same on every machine.
-    Frames inside installed packages are passed over while the caller is known.
+    Only a file's last name is kept, so that the answer is the same on every machine.
+    Frames inside installed packages are passed over where a caller outside is known.
     """
 
     def __init__(self, text: str) -> None:
-        head = text.split("\n%", 1)[0].split("\nENTRY", 1)[0]
-        files = dict(re.findall(r'^(\d+) "(.*)"$', _section(head, "FileNames"), re.M))
-        places = r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)"
-        self._places = {
-            key: (files.get(file, ""), line)
-            for key, file, line in re.findall(places, _section(head, "FileLocations"), re.M)
-        }
-        frames = r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
-        self._frames = {
-            key: (place, parent)
-            for key, place, parent in re.findall(frames, _section(head, "StackFrames"), re.M)
-        }
+        def section(title: str, row: str) -> dict[str, tuple[str, str]]:
+            found = re.search(rf"^{title}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
+            rows = re.findall(rf"^(\d+) {row}", found[1], re.MULTILINE) if found else []
+            return {key: (a, b) for key, a, b in rows}
+
+        files = section("FileNames", '"(.*)"()')
+        places = section("FileLocations", r"\{file_name_id=(\d+) .*?\bline=(\d+)")
+        frames = r"\{file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
+        self._places = {k: (files[file][0], line) for k, (file, line) in places.items()}
+        self._frames = section("StackFrames", frames)
 
     def find(self, line: str) -> str | None:
-        """The source line of one HLO line, or None if it names none."""
-        places = []
+        """The source of one HLO line, None if it names none."""
+        places: list[tuple[str, str]] = []
         if found := re.search(r"\bstack_frame_id=(\d+)", line):
-            frame, seen = found[1], set[str]()
-            while frame in self._frames and frame not in seen:
-                seen.add(frame)
-                place, frame = self._frames[frame]
-                places.append(self._places.get(place, ("", "")))
-        elif found := re.search(r'source_file="([^"]*)"(?: source_line=(\d+))?', line):
-            places.append((found[1], found[2] or ""))
-        places = [(file, number) for file, number in places if file and number]
-        if not places:
-            return None
-        own = [place for place in places if not _INSTALLED.search(place[0])]
-        file, number = (own or places)[0]
-        notebook = re.search(r"ipykernel_|ipython-input", file)
-        return ("cell:" if notebook else re.split(r"[/\\]", file)[-1] + ":") + number
-
-
-def _section(head: str, title: str) -> str:
-    found = re.search(rf"^{title}\n(.*?)(?:\n\n|\Z)", head, re.M | re.S)
-    return found[1] if found else ""
+            todo = dict(self._frames)  # a frame is its own parent where the stack ends
+            frame = found[1]
+            while frame in todo:
+                place, frame = todo.pop(frame)
+                places.append(self._places[place])
+        elif found := re.search(r'source_file="([^"]*)" source_line=(\d+)', line):
+            places.append((found[1], found[2]))
+        installed = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen")
+        own = [place for place in places if not installed.search(place[0])]
+        for file, number in own or places:
+            notebook = re.search(r"ipykernel_|ipython-input", file)
+            name = "cell" if notebook else re.split(r"[/\\]", file)[-1]
+            return f"{name}:{number}"
+        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import warnings
@@ -12,50 +11,55 @@ from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from . import hlo
-from .tables import Report, number
+from .tables import Report, number, shape_text, words
 
 KINDS = (
-    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
-    "collective-broadcast", "ragged-all-to-all", "send", "recv",
-)  # fmt: skip
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+    "send",
+    "recv",
+)
 UNMATCHED = ("?",)
-_KNOWN = {kind + end for kind in KINDS for end in ("", "-start", "-update", "-done")}
-_SUSPECT = re.compile(
-    r"(?<![\w%.\-])((?:ragged-)?all-(?:gather|reduce|to-all)|reduce-scatter|collective-)[\w\-]*\("
+_MENTION = re.compile(  # an opcode that is, or looks like, one of these
+    r"(?<![\w%.\-])((ragged-)?all-[\w\-]+|reduce-scatter[\w\-]*|collective-[\w\-]+|"
+    r"(send|recv)[\w\-]*)\("
 )
 
 
 class UnparsedCollective(UserWarning):
-    """A line of a program mentions a collective but could not be read, so it is not counted."""
+    """A line mentions a collective but could not be read, so it is not counted."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One value that a group of devices exchanges. Bytes are for **one** execution.
+    """One value that groups of devices exchange. Bytes are for **one** execution.
 
-    kind           "all-gather", "all-reduce", "reduce-scatter", "all-to-all",
-                   "collective-permute", "collective-broadcast", "ragged-all-to-all",
-                   "send" or "recv". A started and finished (async) pair is one row.
-    axes           the mesh axes whose devices talk to each other, in the mesh's order.
-                   Axes of size 1 are never named. `()`: every group is one device, nothing
-                   moves. `("?",)`: no set of axes gives these groups; see `within`, `groups`.
-    within         the smallest set of axes that contains every group (equals `axes` unless
-                   that is `("?",)`).
-    groups         sets of positions in the mesh's device order (pairs for a permute).
-    dtype, shape   of the value that `payload_bytes` measures. An all-to-all given as n
+    kind           one of `KINDS`; a start and its end (async) are one row.
+    axes           the mesh axes along which devices exchange, in the mesh's order. Axes
+                   of size 1 are never named. `()`: every group is one device, so nothing
+                   moves. `("?",)`: no set of axes gives these groups; `within` is the
+                   smallest set that contains them.
+    dtype, shape   of the value that `payload_bytes` measures. An all-to-all written as n
                    separate pieces has the shape (n, *piece).
-    payload_bytes  bytes of the whole value one device takes part in: all-gather, the gathered
-                   output; reduce-scatter, the input before scattering; any other, the operand.
-                   0 where every group is one device.
-    executions     how often one run of the program executes it: trip counts of the loops
-                   around it, multiplied. None: not known (a `while` without a trip count, or a
-                   branch of a conditional).
+    payload_bytes  bytes of the whole value one device takes part in: all-gather, its
+                   output; reduce-scatter, its input; any other, its operand. 0 where
+                   every group is one device.
+    executions     how often one run of the program executes it: the trip counts of the
+                   loops around it, multiplied. None: not known (a `while` without a trip
+                   count, a branch of a conditional).
     inside_loop    whether a loop surrounds it.
     op_name        JAX's name of the operation, or "".
     source_line    "file.py:12", "cell:12" in a notebook, or None.
+    groups         positions in the mesh's device order; for a permute, send or recv
+                   (source, target) pairs.
     """
 
     kind: str
@@ -68,190 +72,178 @@ class Collective:
     op_name: str
     source_line: str | None
     within: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]
-
-    @property
-    def group_size(self) -> int:
-        """Devices in one group n; for a permute, send or recv the group is a pair."""
-        return max(map(len, self.groups), default=1)
+    groups: hlo.Groups
 
     @property
     def wire_bytes(self) -> float | None:
         """Bytes that one device sends in one execution.
 
-        In a group of n devices on a ring, with S = `payload_bytes`:
-        all-gather and reduce-scatter (n - 1)/n * S, all-reduce 2 (n - 1)/n * S. Each step
-        of the ring passes S/n bytes to the neighbour, n - 1 times; an all-reduce is a
-        reduce-scatter followed by an all-gather.
-        Source: https://jax-ml.github.io/scaling-book/sharding/ (communication primitives) and
-        https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md (bus bandwidth).
+        In a group of n devices on a ring, with S = `payload_bytes`: all-gather and
+        reduce-scatter (n - 1)/n S, all-reduce 2 (n - 1)/n S. A ring passes S/n bytes to
+        the neighbour n - 1 times; an all-reduce is a reduce-scatter, then an all-gather.
+        Sources: https://jax-ml.github.io/scaling-book/sharding/ and
+        https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
-        The rest is the least that the device which sends most has to send, whatever the
-        network: all-to-all (n - 1)/n * S (it keeps its own piece), collective-permute, send
-        and collective-broadcast S, recv 0. None for ragged-all-to-all, whose sizes are data.
+        The rest is the least that the busiest sender sends on any network: all-to-all
+        (n - 1)/n S, as it keeps its own piece; collective-permute, collective-broadcast
+        and send S; recv 0. None for ragged-all-to-all, whose sizes are data.
         """
-        n, size = self.group_size, self.payload_bytes
+        n, size = max(map(len, self.groups), default=1), self.payload_bytes
         if self.kind == "ragged-all-to-all":
             return None
-        if self.kind == "recv" or size == 0:
+        if self.kind == "recv":
             return 0
-        if self.kind in ("collective-permute", "send", "collective-broadcast"):
+        if self.kind in ("collective-permute", "collective-broadcast", "send"):
             return size
         sent = (2 if self.kind == "all-reduce" else 1) * (n - 1) * size
-        return sent // n if sent % n == 0 else sent / n
+        return sent / n if sent % n else sent // n
 
 
 class Totals(NamedTuple):
-    """Sums over rows, each multiplied by its executions. None: some execution count is unknown."""
+    """Sums over executions. None: the executions of some row are not known."""
 
-    count: int | None
+    count: int | None  # type: ignore[assignment]
     payload_bytes: int | None
     wire_bytes: float | None
 
 
-def _times(a: float | None, b: float | None) -> Any:
-    return None if a is None or b is None else a * b
-
-
-def _sum(values: Sequence[float | None]) -> Any:
-    return None if None in values else sum(v for v in values if v is not None)
-
-
 class Table(Report, dict[Any, Totals]):
-    """Totals by key, a `dict`. Made by `Collectives.by` and `diff`."""
+    """Totals by key: a `dict`, made by `Collectives.by` and `diff`."""
 
     def __init__(
-        self, items: dict[Any, Totals], fields: tuple[str, ...], sizes: dict[str, int], title: str
+        self,
+        totals: dict[Any, Totals],
+        fields: Sequence[str],
+        of: Collectives,
+        what: str,
     ) -> None:
-        super().__init__(items)
-        self._fields, self._sizes, self._title = fields, sizes, title
-
-    def _look_up(self, key: tuple[Any, ...]) -> Totals | None:
-        if len(key) != len(self._fields):
-            raise ValueError(f"this table is by {self._fields}: give one value for each")
-        given = dict(zip(self._fields, key, strict=True))
-        if given.get("kind", KINDS[0]) not in KINDS:
-            raise ValueError(f"unknown kind {given['kind']!r}; the kinds are {', '.join(KINDS)}")
-        if "axes" in given:
-            axes = (given["axes"],) if isinstance(given["axes"], str) else tuple(given["axes"])
-            unknown = [a for a in axes if self._sizes and a not in self._sizes and a != "?"]
-            if unknown:
-                raise ValueError(f"no mesh axis {unknown[0]!r}; the axes are {tuple(self._sizes)}")
-            given["axes"] = (
-                tuple(a for a, n in self._sizes.items() if n > 1 and a in axes)
-                if self._sizes and axes != UNMATCHED
-                else axes
-            )
-            if axes and not given["axes"]:
-                return None
-        values = tuple(given.values())
-        return self.get(values[0] if len(values) == 1 else values)
+        super().__init__(totals)
+        self._fields, self._of, self._what = tuple(fields), of, what
 
     def bytes(self, *key: Any) -> int | None:
-        """Payload bytes under a key, 0 if there is none: `table.bytes("all-gather", ("model",))`.
+        """Payload bytes of one key: `by("kind", "axes").bytes("all-gather", "model")`.
 
-        Axes may come in any order; those of size 1 are left out, as in the rows. A kind or an
-        axis that cannot exist raises ValueError, so a typing error is not a zero. None: unknown.
+        0 if nothing has this key, None if unknown. Axes come as a name or a tuple in any
+        order; those of size 1 are left out, as in the rows. A kind or an axis that does
+        not exist raises ValueError: a typing error is not a zero.
         """
-        found = self._look_up(key)
-        return 0 if found is None else found.payload_bytes
+        return self._totals(key).payload_bytes
 
     def wire(self, *key: Any) -> float | None:
-        """Wire bytes per device under a key, like `bytes`."""
-        found = self._look_up(key)
-        return 0 if found is None else found.wire_bytes
+        """Wire bytes per device of one key, like `bytes`."""
+        return self._totals(key).wire_bytes
+
+    def _totals(self, key: tuple[Any, ...]) -> Totals:
+        if len(key) != len(self._fields):
+            raise ValueError(f"give one value for each of {', '.join(self._fields)}")
+        values = list(key)
+        for i, field in enumerate(self._fields):
+            if field == "kind" and key[i] not in KINDS:
+                raise ValueError(f"no kind {key[i]!r}, there are {', '.join(KINDS)}")
+            if field == "axes" and (sizes := self._of.axis_sizes):
+                axes = (key[i],) if isinstance(key[i], str) else tuple(key[i])
+                if unknown := set(axes) - set(sizes) - set(UNMATCHED):
+                    raise ValueError(f"no axis {unknown} on this mesh: {tuple(sizes)}")
+                values[i] = tuple(a for a in sizes if a in axes and sizes[a] > 1)
+                if "?" in axes:
+                    values[i] = UNMATCHED
+                elif axes and not values[i]:
+                    return Totals(0, 0, 0)
+        return self.get(
+            values[0] if len(values) == 1 else tuple(values), Totals(0, 0, 0)
+        )
 
     def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
-        head = (*self._fields, "count", "payload bytes", "wire bytes per device")
         rows = [
-            [*map(_cell, key if len(self._fields) > 1 else (key,)), *map(number, totals)]
+            [words(k) for k in (key if len(self._fields) > 1 else (key,))]
+            + [number(value) for value in totals]
             for key, totals in self.items()
         ]
-        return self._title, head, rows
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) if value else "-"
-    return "-" if value is None else str(value)
+        head = (*self._fields, "count", "payload bytes", "wire bytes per device")
+        return f"{self._what}. {self._of.note}", head, rows
 
 
 class Collectives(Report, Sequence[Collective]):
     """The collectives of one program, in the order of its text."""
 
-    def __init__(self, rows: Sequence[Collective], sizes: dict[str, int], program: str) -> None:
-        self._rows, self._sizes = tuple(rows), sizes
-        self.program = program
+    def __init__(
+        self, rows: Sequence[Collective], axis_sizes: dict[str, int], note: str
+    ) -> None:
+        self._rows, self.axis_sizes, self.note = tuple(rows), axis_sizes, note
 
     @overload
     def __getitem__(self, index: int) -> Collective: ...
     @overload
     def __getitem__(self, index: slice) -> Collectives: ...
     def __getitem__(self, index: int | slice) -> Collective | Collectives:
-        if isinstance(index, slice):
-            return Collectives(self._rows[index], self._sizes, self.program)
-        return self._rows[index]
+        if isinstance(index, int):
+            return self._rows[index]
+        return Collectives(self._rows[index], self.axis_sizes, self.note)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Collective]:
-        return iter(self._rows)
-
     @property
     def kinds(self) -> set[str]:
         """The kinds that occur."""
-        return {row.kind for row in self._rows}
+        return {row.kind for row in self}
 
     @property
     def total_payload_bytes(self) -> int | None:
-        """Payload of all rows times their executions; None if one of these is unknown."""
-        return _sum([_times(row.payload_bytes, row.executions) for row in self._rows])
+        """Payload of all rows times their executions; None if some are unknown."""
+        return _total(self).payload_bytes
 
     def by(self, *fields: str) -> Table:
-        """Sum rows that agree in these fields; `by("kind")` has plain keys, others tuples.
+        """Sum the rows that agree in these fields, executions multiplied in.
 
-        Counts and bytes include executions. The number of rows is the compiler's choice
-        (it may split, merge or repeat a collective); bytes per kind and axes are steadier.
+        Keys are tuples, or plain values for one field. How many rows there are is the
+        compiler's choice (it merges and splits); bytes per kind and axes are steadier.
         """
         if not fields:
-            raise ValueError('name at least one field, for example by("kind", "axes")')
-        keys: dict[Any, list[Collective]] = {}
-        for row in self._rows:
-            values = tuple(getattr(row, field) for field in fields)
-            keys.setdefault(values[0] if len(fields) == 1 else values, []).append(row)
-        totals = {
-            key: Totals(
-                _sum([row.executions for row in rows]),
-                _sum([_times(row.payload_bytes, row.executions) for row in rows]),
-                _sum([_times(row.wire_bytes, row.executions) for row in rows]),
-            )
-            for key, rows in keys.items()
-        }
-        return Table(totals, fields, self._sizes, self._title())
+            raise ValueError('name a field, for example by("kind", "axes")')
+        rows: dict[Any, list[Collective]] = {}
+        for row in self:
+            key = tuple(getattr(row, field) for field in fields)
+            rows.setdefault(key if len(fields) > 1 else key[0], []).append(row)
+        totals = {key: _total(group) for key, group in rows.items()}
+        return Table(totals, fields, self, self._what())
 
-    def _title(self) -> str:
-        what = f"{len(self)} collective{'s' * (len(self) != 1)}" if len(self) else "No collectives"
-        return f"{what}. {self.program}; another backend may choose differently"
+    def _what(self) -> str:
+        return f"{len(self) or 'No'} collective{'s' * (len(self) != 1)}"
 
     def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
-        head = ("kind", "axes", "dtype", "shape", "payload bytes", "wire bytes per device",
-                "executions", "in loop", "source")  # fmt: skip
+        head = ["kind", "axes", "dtype", "shape", "payload bytes"]
+        head += ["wire bytes per device", "executions", "in loop", "source"]
         rows = [
             [
                 row.kind,
-                _cell(row.axes) + (f" within {_cell(row.within)}" * (row.axes == UNMATCHED)),
+                words(row.axes)
+                + f" within {words(row.within)}" * (row.axes == UNMATCHED),
                 row.dtype,
-                "(" + ", ".join(map(str, row.shape)) + ")",
+                shape_text(row.shape),
                 number(row.payload_bytes),
                 number(row.wire_bytes),
                 number(row.executions),
                 "yes" if row.inside_loop else "no",
-                _cell(row.source_line),
+                row.source_line or "-",
             ]
-            for row in self._rows
+            for row in self
         ]
-        return self._title(), head, rows
+        return f"{self._what()}. {self.note}", head, rows
+
+
+def _total(rows: Sequence[Collective]) -> Totals:
+    def add(values: list[Any]) -> Any:
+        return None if None in values else sum(values)
+
+    def times(row: Collective, value: float | None) -> Any:
+        return None if None in (value, row.executions) else value * row.executions  # type: ignore[operator]
+
+    return Totals(
+        add([row.executions for row in rows]),
+        add([times(row, row.payload_bytes) for row in rows]),
+        add([times(row, row.wire_bytes) for row in rows]),
+    )
 
 
 def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Collectives:
@@ -259,235 +251,285 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
 
     compiled   what `jax.jit(f).lower(...).compile()` returns, or the text of a compiled
                program (then `mesh` is needed).
-    mesh       the mesh whose axes name the groups. By default it is read from the program's
+    mesh       the mesh whose axes name the groups; by default the one in the program's
                input or output shardings.
 
-    Groups are compared as sets of positions on the mesh; axis names printed in the program are
-    never used, because the compiler makes up its own. Payloads are in bytes per device for one
-    execution; see `Collective` and `Collective.wire_bytes` for the definitions and formulas.
-    A combined (tuple) collective gives one row per value. Backends differ: a program compiled
-    for CPU says what CPU does (bfloat16 travels as float32 there, for example). Communication
-    inside custom calls, such as hand-written kernels, is not seen.
+    Groups are compared as sets of positions on the mesh. Axis names printed in a program
+    are never used: the compiler makes up its own. `Collective` defines the bytes. A
+    combined (tuple) collective gives one row per value. On TPU, a collective carried step
+    by step through several fusions counts once, and an all-reduce fused with the slice
+    after it ("all-reduce-scatter") is a reduce-scatter.
 
-    Raises TypeError for what is not compiled, ValueError if there is no mesh or two, or if the
-    mesh has another number of devices than the program. Warns `UnparsedCollective` for a line
-    that mentions a collective and cannot be read.
+    What is listed is one backend's choice: CPU, for example, carries bfloat16 as float32.
+    Communication inside custom calls, such as hand-written kernels, is not seen.
+
+    Raises TypeError for what is not compiled; ValueError if there is no mesh or more than
+    one, or if the mesh has other devices than the program. Warns `UnparsedCollective` of
+    lines that mention a collective and cannot be read.
     """
-    if isinstance(compiled, str):
-        text, shardings, program = compiled, [], "A program given as text"
-    else:
-        text, shardings = program_text(compiled), _shardings(compiled)
-        devices = [d for s in shardings for d in list(s.device_set)[:1]]
-        backend = devices[0].platform if devices else jax.default_backend()
-        program = f"{backend.upper()} program (jax {jax.__version__})"
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(f"mesh= wants a jax.sharding.Mesh, not {type(mesh).__name__}")
-    parsed = hlo.parse(text)
-    found = list(_walk(parsed, parsed.entry, 1, False))
-    reached = {id(instruction) for instruction, *_ in found}
-    for instruction in itertools.chain(*parsed.computations.values()):
-        if _counts(instruction) and id(instruction) not in reached:
-            _unparsed(instruction.line)
-    for line in parsed.unread:
-        if _SUSPECT.search(line):
-            _unparsed(line)
-    known = list({s.mesh: None for s in shardings if isinstance(s, NamedSharding)})
-    known = list({(m.axis_names, m.devices.tobytes()): m for m in known}.values())
+    shardings: list[Sharding] = []
+    text, backend = compiled, "a program given as text"
+    if not isinstance(compiled, str):
+        text = program_text(compiled)
+        leaves = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+        shardings = [leaf for leaf in leaves if isinstance(leaf, Sharding)]
+        device: Any = next((d for s in shardings for d in s.device_set), None)
+        name = device.platform if device else jax.default_backend()
+        backend = f"{name.upper()} program (jax {jax.__version__})"
+    note = f"{backend[0].upper()}{backend[1:]}; another backend may choose differently"
+
+    program = hlo.parse(text)
+    found = list(_walk(program, program.entry, 1, False))
+    seen = {instruction for instruction, *_ in found}
+    for instruction in program.instructions():
+        if _mentions(instruction) and instruction not in seen:
+            _warn(instruction.line)
+    for line in program.unread:
+        if _MENTION.search(line):
+            _warn(line)
+
+    meshes: list[Any] = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+    own = {(m.axis_names, m.devices.shape, tuple(m.devices.flat)): m for m in meshes}
+    if mesh is None and len(own) == 1:
+        (mesh,) = own.values()
     if mesh is None:
-        if len(known) != 1 and found:
+        if found:
             raise ValueError(
-                f"the inputs and outputs of this program name {len(known) or 'no'} "
-                f"mesh{'es' * (len(known) > 1)}: pass the one to use as mesh="
+                f"the inputs and outputs of this program name {len(own) or 'no'} "
+                f"mesh{'es' * (len(own) > 1)}: pass the one to use as mesh="
             )
-        if len(known) != 1:
-            return Collectives([], {}, program)
-        mesh = known[0]
-    grid = _positions(mesh, known)
+        return Collectives([], {}, note)
+    grid = _positions(mesh, next(iter(own.values()), None))
     header = re.search(r"\bnum_partitions=(\d+)", text.split("\n", 1)[0])
     if found and header and int(header[1]) != grid.size:
         raise ValueError(
             f"the program runs on {header[1]} devices and the mesh has {grid.size}: "
             "pass the mesh it was compiled for as mesh="
         )
-    sources = hlo.Sources(text)
-    rows = []
-    for instruction, types, executions, inside in found:
-        try:
-            rows += _rows(instruction, types, executions, inside, mesh.axis_names, grid, sources)
-        except (KeyError, ValueError, IndexError):
-            _unparsed(instruction.line)
-    return Collectives(rows, dict(mesh.shape), program)
+    sources, repeated = hlo.Sources(text), _repeated(program)
+    rows: list[Collective] = []
+    for instruction, where, executions, inside in found:
+        if instruction in repeated:
+            continue
+        kind, values, groups = _read(program, instruction, where, grid.size)
+        if not values:
+            _warn(instruction.line)
+        axes, within = _match(groups, kind, mesh.axis_names, grid)
+        op_name = re.search(r'op_name="((?:[^"\\]|\\.)*)"', instruction.line)
+        rows += [
+            Collective(
+                kind=kind,
+                axes=axes,
+                dtype=hlo.dtype(value[0]),
+                shape=value[1],
+                payload_bytes=hlo.nbytes(value) if axes else 0,
+                executions=executions,
+                inside_loop=inside,
+                op_name=op_name[1] if op_name else "",
+                source_line=sources.find(instruction.line),
+                within=within,
+                groups=groups or (),
+            )
+            for value in values
+        ]
+    return Collectives(rows, dict(mesh.shape), note)
 
 
 def diff(a: Any, b: Any) -> Table:
-    """What program b moves more (or, negative, less) than program a, by kind and axes.
+    """What b moves more (negative: less) than a, by kind and axes.
 
-    Takes compiled programs or what `collectives` returned. Keys without a difference are left
-    out, so equal programs give an empty table; None where either side is unknown.
+    a, b   compiled programs, or what `collectives` returned for them.
+
+    Keys without a difference are left out: programs that move the same give an empty
+    table. None where one side is unknown.
     """
     one, two = (x if isinstance(x, Collectives) else collectives(x) for x in (a, b))
-    first, second = one.by("kind", "axes"), two.by("kind", "axes")
-    nothing = Totals(0, 0, 0)
-    changes = {}
-    for key in dict.fromkeys([*first, *second]):
-        old, new = first.get(key, nothing), second.get(key, nothing)
-        change = Totals(*(None if None in (o, n) else n - o for o, n in zip(old, new)))
-        if any(value is None or value for value in change):
+    old, new = one.by("kind", "axes"), two.by("kind", "axes")
+    changes: dict[Any, Totals] = {}
+    for key in dict.fromkeys([*old, *new]):
+        before, after = (t.get(key, Totals(0, 0, 0)) for t in (old, new))
+        both: Any = zip(before, after, strict=True)
+        change = Totals(*(None if None in pair else pair[1] - pair[0] for pair in both))
+        if any(value != 0 for value in change):
             changes[key] = change
-    title = "The second program minus the first" if changes else "No difference"
-    title += f". {two.program}; another backend may choose differently"
-    return Table(changes, ("kind", "axes"), {**one._sizes, **two._sizes}, title)
+    what = "Second program minus first" if changes else "No difference"
+    return Table(changes, ("kind", "axes"), two, what)
 
 
 def program_text(compiled: Any) -> str:
-    """The text of a compiled program; TypeError, saying what to do, for anything else."""
-    if all(hasattr(compiled, name) for name in ("as_text", "memory_analysis", "input_shardings")):
+    """The text of a compiled program; TypeError, saying what to do, for the rest."""
+    if hasattr(compiled, "as_text") and hasattr(compiled, "memory_analysis"):
         return str(compiled.as_text())
     kind = type(compiled).__name__
-    if hasattr(compiled, "as_text") and hasattr(compiled, "compile"):
-        raise TypeError("this program is lowered, not compiled: call .compile() on it first")
+    if hasattr(compiled, "as_text") or hasattr(compiled, "compile"):
+        raise TypeError(f"this {kind} is not compiled: call .compile() first")
     if hasattr(compiled, "lower"):
-        raise TypeError(f"this {kind} is not compiled: call .lower(...).compile() first")
-    if callable(compiled):
         raise TypeError(
-            f"this {kind} is not compiled: call jax.jit(f).lower(...).compile() first, "
-            "with example arguments or jax.ShapeDtypeStructs"
+            f"this {kind} is not compiled: call .lower(...).compile() first"
         )
-    raise TypeError(
-        f"expected a compiled program, the result of .lower(...).compile(), not {kind}"
+    how = "jax.jit(f).lower(...).compile()"
+    raise TypeError(f"expected a compiled program, not {kind}: pass {how}")
+
+
+def _warn(line: str) -> None:
+    message = f"not counted, cannot read: {line[:300]}"
+    warnings.warn(message, UnparsedCollective, stacklevel=3)
+
+
+def _mentions(instruction: hlo.Instruction) -> bool:
+    """Is it, or may it be, a collective? Not its end, nor a transfer to the host."""
+    return (
+        bool(_MENTION.match(instruction.opcode + "("))
+        and not instruction.opcode.endswith(("-done", "-update"))
+        and "is_host_transfer=true" not in instruction.attributes
     )
 
 
-def _shardings(compiled: Any) -> list[Any]:
-    leaves = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-    return [leaf for leaf in leaves if isinstance(leaf, jax.sharding.Sharding)]
-
-
-def _unparsed(line: str) -> None:
-    warnings.warn(f"not counted, cannot read: {line[:300]}", UnparsedCollective, stacklevel=3)
-
-
-def _counts(instruction: hlo.Instruction) -> bool:
-    """Is it a collective, and not the end of one or a transfer to the host?"""
-    kind = instruction.opcode.removesuffix("-start")
-    return kind in KINDS and "is_host_transfer=true" not in instruction.attributes
-
-
-_Found = tuple[hlo.Instruction, dict[str, tuple[hlo.Array, ...]], int | None, bool]
+# An instruction, its computation, executions, whether it is inside a loop.
+_Found = tuple[hlo.Instruction, str, int | None, bool]
 
 
 def _walk(
     program: hlo.Program, name: str, executions: int | None, inside: bool
 ) -> Iterator[_Found]:
-    """Collectives from here on down, with how often each runs and whether in a loop."""
-    types = {i.name: i.arrays for i in program.computations[name]}
-    for instruction in program.computations[name]:
+    """The collectives from one computation on down, in the order of the text."""
+    for instruction in program.computations.get(name, {}).values():
         opcode = instruction.opcode
         if opcode.endswith(("-done", "-update")):
-            continue  # the start was counted
-        if _counts(instruction):
-            yield instruction, types, executions, inside
-        elif opcode not in _KNOWN and _SUSPECT.match(opcode + "("):
-            _unparsed(instruction.line)
+            continue  # what they call was called by the start
+        if _mentions(instruction):
+            yield instruction, name, executions, inside
         called = instruction.called()
-        trips = re.search(r'known_trip_count":\{"n":"(\d+)"', instruction.line)
-        branches = sum(key not in ("calls", "to_apply") for key, _ in called)
         for key, target in called:
-            if target not in program.computations:
-                continue
             runs, loop = executions, inside
             if opcode == "while":
-                # The condition is evaluated once more than the body runs.
-                times = int(trips[1]) + (key == "condition") if trips else None
-                runs, loop = _times(executions, times), True
-            elif opcode == "conditional" and branches > 1:
+                trips, loop = _trips(program, name, instruction), True
+                # A condition is evaluated once more than its body runs.
+                more = int(key == "condition")
+                runs = None if None in (runs, trips) else runs * (trips + more)  # type: ignore[operator]
+            elif opcode == "conditional" and len(called) > 1:
                 runs = None
             yield from _walk(program, target, runs, loop)
 
 
-def _positions(mesh: Mesh | AbstractMesh, known: Sequence[Mesh]) -> np.ndarray:
-    """The program's position of every device of the mesh, in the mesh's shape.
+def _trips(program: hlo.Program, name: str, loop: hlo.Instruction) -> int | None:
+    """How often a loop runs: as the compiler says, or as its counter shows."""
+    if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
+        return int(found[1])
+
+    def source(
+        computation: hlo.Computation, operand: str, opcode: str
+    ) -> hlo.Instruction:
+        while computation[operand].opcode in ("copy", "bitcast"):
+            (operand,) = computation[operand].operands
+        if computation[operand].opcode != opcode:
+            raise ValueError("not the loop of a counter")
+        return computation[operand]
+
+    def constant(computation: hlo.Computation, operand: str) -> int:
+        return int(source(computation, operand, "constant").literal)
+
+    def item(computation: hlo.Computation, operand: str) -> int:
+        got = source(computation, operand, "get-tuple-element")
+        return hlo.numbers("index", got.attributes)[0]  # type: ignore[index]
+
+    called, here = dict(loop.called()), program.computations[name]
+    try:
+        condition = program.computations[called["condition"]]
+        body = program.computations[called["body"]]
+        # state[i] < limit, where state[i] begins at a constant and grows by another
+        test, state = hlo.root(condition), hlo.root(body)
+        i = item(condition, test.operands[0])
+        update = source(body, state.operands[i], "add")
+        start = constant(here, here[loop.operands[0]].operands[i])
+        limit = constant(condition, test.operands[1])
+        step = constant(body, update.operands[1])
+        counts = item(body, update.operands[0]) == i and step > 0
+        if counts and test.opcode == "compare" and "direction=LT" in test.attributes:
+            return max(0, -(-(limit - start) // step))
+    except (KeyError, IndexError, TypeError, ValueError, StopIteration):
+        pass
+    return None
+
+
+def _repeated(program: hlo.Program) -> set[hlo.Instruction]:
+    """Collectives that carry on, inside a fusion, what another fusion has started.
+
+    Compiled for TPU, the fusions of one start, steps and end share a channel.
+    """
+
+    def channel(i: hlo.Instruction) -> str:
+        return f"{i.opcode} {hlo.numbers('channel_id', i.attributes)}"
+
+    mark = 'custom_call_target="AsyncCollectiveStart"'
+    every = program.computations
+    starts = {n for n, c in every.items() if any(mark in i.line for i in c.values())}
+    begun = {channel(i) for n in starts for i in every[n].values() if _mentions(i)}
+    fusions = (i for i in program.instructions() if i.opcode == "fusion")
+    fused = {name for i in fusions for _, name in i.called()} - starts
+    return {i for n in fused for i in every[n].values() if channel(i) in begun}
+
+
+def _read(
+    program: hlo.Program, instruction: hlo.Instruction, where: str, devices: int
+) -> tuple[str, list[hlo.Array], hlo.Groups | None]:
+    """Kind, values (none: cannot be read) and groups of one collective."""
+    kind, here = instruction.opcode.removesuffix("-start"), program.computations[where]
+    if kind in ("collective-permute", "send", "recv"):
+        groups = hlo.pairs(instruction.line)
+    else:
+        groups = hlo.groups(instruction.attributes, devices)
+    if kind not in KINDS or (groups is None and kind not in ("send", "recv")):
+        return kind, [], groups
+    if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
+        kind = "reduce-scatter"
+    if any(name not in here for name in instruction.operands):
+        return kind, [], groups
+    values = [array for name in instruction.operands for array in here[name].arrays]
+    if kind == "all-gather":
+        (axis,) = hlo.numbers("dimensions", instruction.attributes) or [0]
+        n = max(map(len, groups or ()))
+        values = [(e, (*s[:axis], n * s[axis], *s[axis + 1 :])) for e, s in values]
+        if any(value not in instruction.arrays for value in values):
+            return kind, [], groups
+    elif kind == "all-to-all" and len(values) > 1:
+        values = [(values[0][0], (len(values), *values[0][1]))]
+    elif kind == "recv":
+        values = list(instruction.arrays[:1])
+    elif kind in ("send", "ragged-all-to-all"):
+        values = values[:1]
+    return kind, values, groups
+
+
+def _positions(mesh: Mesh | AbstractMesh, own: Mesh | None) -> np.ndarray:
+    """The program's position of every device of a mesh, in the mesh's shape.
 
     A program numbers devices in the order of its own mesh, whatever their ids are.
     """
     shape = tuple(mesh.shape.values())
-    grid = np.arange(math.prod(shape)).reshape(shape)
-    if not isinstance(mesh, Mesh) or not known:
-        return grid
-    order = {device: i for i, device in enumerate(known[0].devices.flat)}
+    if not isinstance(mesh, Mesh) or own is None:
+        return np.arange(math.prod(shape)).reshape(shape)
+    order = {device: i for i, device in enumerate(own.devices.flat)}
     if set(order) != set(mesh.devices.flat):
-        raise ValueError("the mesh and the program use different devices")
-    return np.vectorize(order.get, otypes=[int])(mesh.devices)
+        raise ValueError("the mesh and the program have different devices")
+    return np.array([order[d] for d in mesh.devices.flat]).reshape(shape)
 
 
 def _match(
-    groups: hlo.Groups, names: Sequence[str], grid: np.ndarray, pairs: bool
+    groups: hlo.Groups | None, kind: str, names: Sequence[str], grid: np.ndarray
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(axes, within) of groups of positions; see `Collective`."""
-    place = {int(p): where for where, p in np.ndenumerate(grid)}
-    spread = [
-        d for d in range(grid.ndim) if any(len({place[p][d] for p in g}) > 1 for g in groups)
-    ]
-    within = tuple(names[d] for d in spread)
-    if pairs:
-        return within, within
-    rest = [d for d in range(grid.ndim) if d not in spread]
-    size = math.prod(grid.shape[d] for d in spread)
-    lines = grid.transpose(rest + spread).reshape(-1, size).tolist()
-    same = set(map(frozenset, lines)) == set(map(frozenset, groups))
-    return (within if same else UNMATCHED), within
-
-
-def _rows(
-    instruction: hlo.Instruction,
-    types: dict[str, tuple[hlo.Array, ...]],
-    executions: int | None,
-    inside: bool,
-    names: Sequence[str],
-    grid: np.ndarray,
-    sources: hlo.Sources,
-) -> list[Collective]:
-    kind = instruction.opcode.removesuffix("-start")
-    pairs = kind in ("collective-permute", "send", "recv")
-    groups = (
-        hlo.source_target_pairs(instruction.line)
-        if pairs
-        else hlo.replica_groups(instruction.attributes, grid.size)
-    )
-    if groups is None and kind not in ("send", "recv"):
-        raise ValueError("no groups")
-    axes, within = _match(groups or (), names, grid, pairs)
     if groups is None:
-        axes = UNMATCHED
-    values = [array for name in instruction.operands for array in types[name]]
-    if kind == "recv":
-        values = list(instruction.arrays[:1])
-    elif kind in ("collective-permute", "send", "ragged-all-to-all"):
-        values = values[:1] if kind != "collective-permute" else values
-    n = max(map(len, groups or ()), default=1)
-    if kind == "all-gather":
-        (axis,) = hlo.dimension(instruction.attributes)
-        values = [(e, (*s[:axis], s[axis] * n, *s[axis + 1 :])) for e, s in values]
-        if any(value not in instruction.arrays for value in values):
-            raise ValueError("operands and result disagree")
-    elif kind == "all-to-all" and len(values) > 1:
-        values = [(values[0][0], (len(values), *values[0][1]))]
-    if not values:
-        raise ValueError("no operands")
-    op_name = re.search(r'op_name="((?:[^"\\]|\\.)*)"', instruction.line)
-    return [
-        Collective(
-            kind=kind,
-            axes=axes,
-            dtype=hlo.dtype(element),
-            shape=shape,
-            payload_bytes=hlo.nbytes((element, shape)) if within or axes == UNMATCHED else 0,
-            executions=executions,
-            inside_loop=inside,
-            op_name=op_name[1] if op_name else "",
-            source_line=sources.find(instruction.line),
-            within=within,
-            groups=groups or (),
-        )
-        for element, shape in values
-    ]
+        return UNMATCHED, tuple(names)
+    place = {int(position): where for where, position in np.ndenumerate(grid)}
+    every = range(grid.ndim)
+    used = [d for d in every if any(len({place[p][d] for p in g}) > 1 for g in groups)]
+    within = tuple(names[d] for d in used)
+    if kind in ("collective-permute", "send", "recv"):
+        return within, within
+    lines = grid.transpose([d for d in every if d not in used] + used)
+    lines = lines.reshape(-1, math.prod(grid.shape[d] for d in used))
+    same = {frozenset(g) for g in groups} == {frozenset(g) for g in lines.tolist()}
+    return (within if same else UNMATCHED), within

@@ -1,51 +1,71 @@
-"""Small tables, as plain text and as HTML that follows the page's colours."""
+"""Small tables, as plain text and as HTML in the page's own colours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
+from jax.sharding import PartitionSpec as P
+
+Rows = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, head, rows
+
 
 def number(value: float | None) -> str:
-    """An integer with thousands separators; a fraction with one digit; None as unknown."""
+    """1,234 or 1,234.5; None is unknown."""
     if value is None:
         return "unknown"
     return f"{value:,}" if value == int(value) else f"{value:,.1f}"
 
 
-def plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; no colours, no escape codes."""
-    if not rows:
-        return title
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in (head, *rows)]
-    return "\n".join([title, *(line.rstrip() for line in lines)])
+def words(value: object) -> str:
+    """A tuple as a, b; nothing as a dash."""
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    return "-" if value in (None, "") else str(value)
 
 
-def html(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose lines are `currentColor`, for light and dark pages alike."""
-    line = "border-bottom:1px solid currentColor;padding:.15em .6em;text-align:left"
-    body = "".join(
-        "<tr>" + "".join(f'<td style="{line}">{escape(c)}</td>' for c in row) + "</tr>"
-        for row in rows
-    )
-    top = "".join(f'<th scope="col" style="{line}">{escape(c)}</th>' for c in head)
-    thead = f"<thead><tr>{top}</tr></thead>" if rows else ""
-    return (
-        '<table class="meshscope" style="border-collapse:collapse;color:inherit">'
-        f'<caption style="caption-side:top;text-align:left;color:inherit">{escape(title)}</caption>'
-        f"{thead}<tbody>{body}</tbody></table>"
-    )
+def shape_text(shape: tuple[int, ...]) -> str:
+    """(2, 4), and (4) for one dimension."""
+    return f"({', '.join(map(str, shape))})"
+
+
+def spec_text(spec: object) -> str:
+    """P('data', None); a dash for no spec."""
+    return f"P{tuple(spec)}".replace(",)", ")") if isinstance(spec, P) else "-"
 
 
 class Report:
     """What shows itself as a table: text in a terminal, HTML in a notebook."""
 
-    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+    def _table(self) -> Rows:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return plain(*self._table())
+        title, head, rows = self._table()
+        if not rows:
+            return title
+        columns = zip(head, *rows, strict=True)
+        wide = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)).rstrip()
+            for row in (head, *rows)
+        ]
+        return "\n".join([title, *lines])
 
     def _repr_html_(self) -> str:
-        return html(*self._table())
+        title, head, rows = self._table()
+        cell = "border-bottom:1px solid currentColor;padding:.15em .6em;text-align:left"
+        top = "".join(f'<th scope="col" style="{cell}">{escape(h)}</th>' for h in head)
+        body = "".join(
+            "<tr>"
+            + "".join(f'<td style="{cell}">{escape(c)}</td>' for c in row)
+            + "</tr>"
+            for row in rows
+        )
+        return (
+            '<table class="meshscope" style="border-collapse:collapse;color:inherit">'
+            '<caption style="caption-side:top;text-align:left;color:inherit">'
+            f"{escape(title)}</caption>"
+            + (f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>" if rows else "")
+            + "</table>"
+        )
