@@ -48,7 +48,7 @@ live: venv ## rebuild and reload pages as files are saved (LANGUAGE=zh_TW for Ch
 sync: venv ## write notebooks/ and shared cells from book/
 	@$(RUN) tools.sync
 
-bench: venv ## seconds and memory of each chapter, seconds to build, bytes of pages
+bench: site ## seconds and memory of each chapter, seconds to build, bytes of pages
 	@$(RUN) tools.bench
 
 lint: venv ## ruff, mypy and codespell
@@ -64,7 +64,7 @@ coverage: venv ## check that each row of the coverage table is asserted or argue
 	@$(BIN)/python tools/coverage.py
 
 offline: venv ## execute every chapter again without network, and compare outputs
-	@$(RUN) tools.offline
+	@$(RUN) tools.offline_pass
 
 po: venv ## write the catalogues for translators, locale/*.po, from the English text
 	@$(RUN) tools.po
