@@ -105,9 +105,7 @@ class ProgramMemory(Report):
 
     def _table(self) -> Rows:
         rows = [[name, number(value)] for name, value in vars(self).items()]
-        title = (
-            f"{number(self.bytes_per_device)} bytes per device for a compiled program"
-        )
+        title = f"{number(self.bytes_per_device)} bytes per device for a compiled program"
         return title, ("what", "bytes per device"), rows
 
 
@@ -124,7 +122,7 @@ def memory(x: Any) -> Memory | ProgramMemory:
     An array that stands twice in a tree counts once. Raises TypeError for host arrays and
     numbers, for shapes without a sharding, and for programs that are not compiled.
     """
-    if hasattr(x, "memory_analysis") or jax.tree.leaves(x) == [x] and _is_program(x):
+    if _is_program(x):
         program_text(x)  # raises for what is not compiled
         stats = x.memory_analysis()
         if stats is None:
@@ -167,7 +165,12 @@ def memory(x: Any) -> Memory | ProgramMemory:
 
 
 def _is_program(x: Any) -> bool:
-    return callable(x) or hasattr(x, "as_text")
+    """Something to compile or compiled: what is no tree of arrays and can be called."""
+    if hasattr(x, "memory_analysis"):
+        return True
+    leaves = jax.tree.leaves(x)
+    alone = len(leaves) == 1 and leaves[0] is x
+    return alone and (callable(x) or hasattr(x, "as_text"))
 
 
 def placed_leaves(tree: Any) -> list[tuple[str, Any]]:

@@ -75,6 +75,11 @@ class Collective:
     groups: hlo.Groups
 
     @property
+    def group_size(self) -> int:
+        """Devices in one group; 2 for a permute, send or recv."""
+        return max(map(len, self.groups), default=1)
+
+    @property
     def wire_bytes(self) -> float | None:
         """Bytes that one device sends in one execution.
 
@@ -88,7 +93,7 @@ class Collective:
         (n - 1)/n S, as it keeps its own piece; collective-permute, collective-broadcast
         and send S; recv 0. None for ragged-all-to-all, whose sizes are data.
         """
-        n, size = max(map(len, self.groups), default=1), self.payload_bytes
+        n, size = self.group_size, self.payload_bytes
         if self.kind == "ragged-all-to-all":
             return None
         if self.kind == "recv":
@@ -149,9 +154,7 @@ class Table(Report, dict[Any, Totals]):
                     values[i] = UNMATCHED
                 elif axes and not values[i]:
                     return Totals(0, 0, 0)
-        return self.get(
-            values[0] if len(values) == 1 else tuple(values), Totals(0, 0, 0)
-        )
+        return self.get(values[0] if len(values) == 1 else tuple(values), Totals(0, 0, 0))
 
     def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
         rows = [
@@ -166,9 +169,7 @@ class Table(Report, dict[Any, Totals]):
 class Collectives(Report, Sequence[Collective]):
     """The collectives of one program, in the order of its text."""
 
-    def __init__(
-        self, rows: Sequence[Collective], axis_sizes: dict[str, int], note: str
-    ) -> None:
+    def __init__(self, rows: Sequence[Collective], axis_sizes: dict[str, int], note: str) -> None:
         self._rows, self.axis_sizes, self.note = tuple(rows), axis_sizes, note
 
     @overload
@@ -217,8 +218,7 @@ class Collectives(Report, Sequence[Collective]):
         rows = [
             [
                 row.kind,
-                words(row.axes)
-                + f" within {words(row.within)}" * (row.axes == UNMATCHED),
+                words(row.axes) + f" within {words(row.within)}" * (row.axes == UNMATCHED),
                 row.dtype,
                 shape_text(row.shape),
                 number(row.payload_bytes),
@@ -366,9 +366,7 @@ def program_text(compiled: Any) -> str:
     if hasattr(compiled, "as_text") or hasattr(compiled, "compile"):
         raise TypeError(f"this {kind} is not compiled: call .compile() first")
     if hasattr(compiled, "lower"):
-        raise TypeError(
-            f"this {kind} is not compiled: call .lower(...).compile() first"
-        )
+        raise TypeError(f"this {kind} is not compiled: call .lower(...).compile() first")
     how = "jax.jit(f).lower(...).compile()"
     raise TypeError(f"expected a compiled program, not {kind}: pass {how}")
 
@@ -419,9 +417,7 @@ def _trips(program: hlo.Program, name: str, loop: hlo.Instruction) -> int | None
     if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
         return int(found[1])
 
-    def source(
-        computation: hlo.Computation, operand: str, opcode: str
-    ) -> hlo.Instruction:
+    def source(computation: hlo.Computation, operand: str, opcode: str) -> hlo.Instruction:
         while computation[operand].opcode in ("copy", "bitcast"):
             (operand,) = computation[operand].operands
         if computation[operand].opcode != opcode:
