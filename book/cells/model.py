@@ -1,0 +1,27 @@
+# @title The model: embed, a stack of blocks, logits (explained in chapter 4)
+class Model(nnx.Module):
+    def __init__(self, config, strategy, rngs):
+        init, rows = nnx.initializers.lecun_normal(), strategy.rows
+        enter, leave = (config.I, config.D), (config.D, config.V)
+        self.w_ID = nnx.Param(init(rngs.params(), enter), out_sharding=("model", rows))
+        stack = nnx.vmap(lambda rngs: Block(config, strategy, rngs),
+                         transform_metadata={nnx.PARTITION_NAME: None})
+        self.blocks = stack(rngs.split(config.L))
+        self.w_DV = nnx.Param(init(rngs.params(), leave), out_sharding=(rows, "model"))
+        self.strategy = strategy
+
+    def __call__(self, x_BI):
+        x_BD = pinned(x_BI @ self.w_ID, self.strategy)
+        def layer(x_BD, block):
+            return pinned(block(x_BD), self.strategy), None
+        x_BD, _ = jax.lax.scan(layer, x_BD, self.blocks)
+        return pinned(x_BD @ self.w_DV, self.strategy)
+
+def loss_of(model, batch):
+    """Mean over rows by weight; logits beyond the ten classes are masked."""
+    x_BI, labels_B, weights_B = batch
+    logits_BV = model(x_BI)
+    real_V = jnp.arange(logits_BV.shape[-1]) < 10
+    log_p_BV = jax.nn.log_softmax(jnp.where(real_V, logits_BV, -jnp.inf))
+    correct_B = jnp.take_along_axis(log_p_BV, labels_B[:, None], axis=1)[:, 0]
+    return -(correct_B * weights_B).sum() / weights_B.sum()

@@ -1,0 +1,27 @@
+# @title Sizes and strategies (explained in chapter 4)
+import dataclasses
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    L: int  # layers
+    D: int  # model width
+    F: int  # hidden width
+    I: int = 64  # pixels of an image
+    V: int = 16  # ten classes, padded to a number that eight devices divide
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    data: int  # devices that split the batch
+    model: int  # devices that split the weights for tensor parallelism
+    rows: str | None = None  # "data": FSDP stores weights split over it as well
+    pin: bool = True  # activations stay split by rows of the batch
+
+    def mesh(self):
+        axis_types, count = (jax.sharding.AxisType.Auto,) * 2, self.data * self.model
+        return jax.make_mesh((self.data, self.model), ("data", "model"),
+                             axis_types=axis_types, devices=jax.devices()[:count])
+
+tiny, large = Config(L=4, D=64, F=256), Config(L=32, D=4096, F=16384)
+strategies = {"one device": Strategy(1, 1), "data parallel": Strategy(8, 1),
+              "tensor parallel": Strategy(1, 8), "FSDP": Strategy(8, 1, "data"),
+              "FSDP x tensor": Strategy(2, 4, "data")}
