@@ -32,7 +32,18 @@ import psutil
 from tools.book import ROOT, Book, Problem
 from tools.execute import Failure, execute, read, run, stack
 
-COPIED = ["_config.yml", "_toc.yml", "conf.py", "_ext", "book", "locale", "notebooks", "site", "src", "tools"]
+COPIED = [
+    "_config.yml",
+    "_toc.yml",
+    "conf.py",
+    "_ext",
+    "book",
+    "locale",
+    "notebooks",
+    "site",
+    "src",
+    "tools",
+]
 
 
 @contextmanager
@@ -107,31 +118,51 @@ def pages(book: Book) -> list[dict[str, Any]]:
         if not path.exists():
             raise Problem(f"{path.relative_to(book.root)} is missing: run `make site` first")
         html = path.read_bytes()
-        found.append({"page": page, "html_bytes": len(html), "gz_bytes": len(gzip.compress(html, 9))})
+        found.append(
+            {"page": page, "html_bytes": len(html), "gz_bytes": len(gzip.compress(html, 9))}
+        )
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     heads = list(rows[0])
-    cells = [heads, *([f"{row[head]:,}" if isinstance(row[head], int) else str(row[head])
-                       for head in heads] for row in rows)]
+    cells = [
+        heads,
+        *(
+            [f"{row[head]:,}" if isinstance(row[head], int) else str(row[head]) for head in heads]
+            for row in rows
+        ),
+    ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
-    lines = ["  ".join(text.ljust(w) if not i else text.rjust(w)
-                       for i, (text, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
+    lines = [
+        "  ".join(
+            text.ljust(w) if not i else text.rjust(w)
+            for i, (text, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    options = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.split("\n")[0])
+    options = argparse.ArgumentParser(
+        prog="python -m tools.bench", description=__doc__.split("\n")[0]
+    )
     options.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
     chosen, book = options.parse_args(arguments), Book(root)
-    about = {**stack(), "cores": os.cpu_count(), "machine": platform.processor() or platform.machine()}
+    about = {
+        **stack(),
+        "cores": os.cpu_count(),
+        "machine": platform.processor() or platform.machine(),
+    }
     found: dict[str, Any] = {"about": about, "chapters": list(chapters(book))}
     print(table(found["chapters"]) + "\n")
     found["builds"] = builds(book)
-    print(f"site in {len(book.languages)} languages from cached executions: "
-          f"{found['builds']['site_seconds']} s\n"
-          f"the same after one paragraph was edited: {found['builds']['edit_seconds']} s\n")
+    print(
+        f"site in {len(book.languages)} languages from cached executions: "
+        f"{found['builds']['site_seconds']} s\n"
+        f"the same after one paragraph was edited: {found['builds']['edit_seconds']} s\n"
+    )
     found["pages"] = pages(book)
     print(table(found["pages"]))
     if chosen.json:

@@ -61,7 +61,10 @@ ALWAYS_KEPT_FROM_KERNELS = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONDEVMODE", 
 @functools.cache
 def stack() -> dict[str, str]:
     """Everything but the code cells that decides the outputs, by name."""
-    found = {"python": platform.python_version(), "platform": f"{sys.platform} {os.uname().machine}"}
+    found = {
+        "python": platform.python_version(),
+        "platform": f"{sys.platform} {os.uname().machine}",
+    }
     for name in STACK_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
@@ -169,7 +172,9 @@ class ExecutionFailed(Problem):
     def __init__(self, failures: list[Failure]):
         self.failures = failures
         count = f"{len(failures)} chapter" + "s" * (len(failures) > 1)
-        super().__init__("\n\n".join(map(str, failures)) + f"\n\n{count} failed; nothing was built.")
+        super().__init__(
+            "\n\n".join(map(str, failures)) + f"\n\n{count} failed; nothing was built."
+        )
 
 
 def kernel_environment(folder: Path) -> dict[str, str]:
@@ -193,7 +198,9 @@ def new_client(notebook: NotebookNode, folder: Path, timeout: int, **hooks: Any)
         def kernel_spec(self) -> KernelSpec:
             launch = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher"]
             return KernelSpec(
-                argv=[*launch, "-f", "{connection_file}"], display_name="Python 3", language="python"
+                argv=[*launch, "-f", "{connection_file}"],
+                display_name="Python 3",
+                language="python",
             )
 
     sockets = str(folder / "kernel.json")  # files, so nobody else on the machine can listen
@@ -289,7 +296,8 @@ def execute(
 
         fresh_ones = run_all(missing, timeout, workers, say, keep) if missing else {}
         prune(book)
-    return {page: fresh_ones.get(page, done[page]) for page in notebooks}
+    found = {page: executed for page, executed in done.items() if executed is not None}
+    return {page: (found | fresh_ones)[page] for page in notebooks}
 
 
 def run_all(
@@ -321,7 +329,9 @@ def run_all(
 
     in_thread(everything)
     if failures:
-        raise ExecutionFailed(sorted(failures, key=lambda failure: list(notebooks).index(failure.page)))
+        raise ExecutionFailed(
+            sorted(failures, key=lambda failure: list(notebooks).index(failure.page))
+        )
     return executed
 
 
@@ -360,8 +370,12 @@ def stderr(notebook: NotebookNode) -> list[tuple[int, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(prog="python -m tools.execute", description=__doc__.split("\n")[0])
-    options.add_argument("pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all")
+    options = argparse.ArgumentParser(
+        prog="python -m tools.execute", description=__doc__.split("\n")[0]
+    )
+    options.add_argument(
+        "pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all"
+    )
     options.add_argument("--workers", type=int, default=2, help="chapters at a time (2)")
     options.add_argument("--fresh", action="store_true", help="run all anew, leave the cache alone")
     options.add_argument("--list", action="store_true", help="name the chapters that would run")

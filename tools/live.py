@@ -15,7 +15,17 @@ from collections.abc import Sequence
 from tools.book import Book, Problem
 
 WATCHED = ["src/meshscope", "site", "_ext", "locale", "_config.yml", "_toc.yml"]
-IGNORED = ["_build", "notebooks", "tests", "tools", ".git", ".venv*", "__pycache__", "*.pyc", "*.mo"]
+IGNORED = [
+    "_build",
+    "notebooks",
+    "tests",
+    "tools",
+    ".git",
+    ".venv*",
+    "__pycache__",
+    "*.pyc",
+    "*.mo",
+]
 
 
 def command(book: Book, code: str, port: int) -> list[str]:
@@ -23,13 +33,23 @@ def command(book: Book, code: str, port: int) -> list[str]:
     folder = book.root / "_build" / "live" / language.code
     watch = [word for path in WATCHED for word in ("--watch", str(book.root / path))]
     ignore = [word for path in IGNORED for word in ("--ignore", str(book.root / path))]
-    build = ["-q", "-c", str(book.root), "-D", f"language={language.code}", "-d", str(folder / "doctrees")]
+    build = [
+        "-q",
+        "-c",
+        str(book.root),
+        "-D",
+        f"language={language.code}",
+        "-d",
+        str(folder / "doctrees"),
+    ]
     serve = [sys.executable, "-m", "sphinx_autobuild", "--port", str(port), *watch, *ignore]
     return [*serve, *build, str(book.root), str(folder / "html")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(prog="python -m tools.live", description=__doc__.split("\n")[0])
+    options = argparse.ArgumentParser(
+        prog="python -m tools.live", description=__doc__.split("\n")[0]
+    )
     options.add_argument("--port", type=int, default=8000)
     options.add_argument("--language", default="en", help="en (default) or zh_TW")
     chosen = options.parse_args(arguments)

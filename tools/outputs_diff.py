@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     for folder in (chosen.before, chosen.after):
         if not list(folder.glob("*.ipynb")):
-            raise Problem(f"{folder} holds no executed chapters: `python -m tools.execute --out {folder}`")
+            raise Problem(
+                f"{folder} holds no executed chapters: `python -m tools.execute --out {folder}`"
+            )
     found = list(compare(chosen.before, chosen.after))
     print("\n".join(found) or "no output differs")
     if found:

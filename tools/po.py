@@ -60,7 +60,9 @@ def main() -> None:
             catalogue.save(str(path))
             done += len(catalogue.translated_entries())
             total += len(catalogue)
-        print(f"{language.name}: {done} of {total} messages translated, in {folder.relative_to(book.root)}")
+        print(
+            f"{language.name}: {done} of {total} messages translated, in {folder.relative_to(book.root)}"
+        )
 
 
 if __name__ == "__main__":

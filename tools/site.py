@@ -64,12 +64,16 @@ def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     leave_out = shutil.ignore_patterns(".doctrees", ".buildinfo*", "objects.inv")
     for language in book.languages:
-        shutil.copytree(outputs[language.code], new / language.path, ignore=leave_out, dirs_exist_ok=True)
+        shutil.copytree(
+            outputs[language.code], new / language.path, ignore=leave_out, dirs_exist_ok=True
+        )
     missing = [file for file in expected(book) if not (new / file).is_file()]
     if missing:
         shutil.rmtree(new)
         raise Problem(
-            "The site lacks " + ", ".join(missing) + ". Each page of _toc.yml needs its file in book/, "
+            "The site lacks "
+            + ", ".join(missing)
+            + ". Each page of _toc.yml needs its file in book/, "
             "and each chapter its notebooks (`make sync`)."
         )
     (new / ".nojekyll").touch()  # GitHub Pages then serves folders that begin with _
@@ -80,19 +84,23 @@ def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    argparse.ArgumentParser(prog="python -m tools.site", description=__doc__.split("\n")[0]).parse_args(
-        arguments
-    )
+    argparse.ArgumentParser(
+        prog="python -m tools.site", description=__doc__.split("\n")[0]
+    ).parse_args(arguments)
     book, site = Book(root), root / "_build" / "html"
     absent = [f"{page}.md" for page in book.pages if not book.source(page).exists()]
     if absent:
         raise Problem(f"_toc.yml names {', '.join(absent)}, which do not exist.")
     execute(book)
     build(book)
-    outputs = {language.code: root / "_build" / language.code / "html" for language in book.languages}
+    outputs = {
+        language.code: root / "_build" / language.code / "html" for language in book.languages
+    }
     assemble(book, outputs, site)
-    print(f"The site is in {site.relative_to(root)}: {len(book.pages)} pages in "
-          f"{len(book.languages)} languages. `make serve` shows it.")
+    print(
+        f"The site is in {site.relative_to(root)}: {len(book.pages)} pages in "
+        f"{len(book.languages)} languages. `make serve` shows it."
+    )
 
 
 if __name__ == "__main__":

@@ -25,8 +25,12 @@ import yaml
 from tools.book import ROOT, Book, Problem
 from tools.translate_notebooks import catalogue, translate_notebook
 
-CODE_CELL = re.compile(r"(?P<fence>`{3,})\{code-cell\}[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
-OPTIONS = re.compile(r"(?:---\n(?P<yaml>.*?)^---\n|(?P<short>(?::[\w-]+:[^\n]*\n)+))?\n*", re.M | re.S)
+CODE_CELL = re.compile(
+    r"(?P<fence>`{3,})\{code-cell\}[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S
+)
+OPTIONS = re.compile(
+    r"(?:---\n(?P<yaml>.*?)^---\n|(?P<short>(?::[\w-]+:[^\n]*\n)+))?\n*", re.M | re.S
+)
 
 
 def shared_name(options: dict[str, object]) -> str | None:
@@ -52,7 +56,9 @@ def with_shared_cells(text: str, folder: Path, page: str) -> str:
             return cell[0]
         path = folder / f"{name}.py"
         if not path.exists():
-            raise Problem(f"{page}: a cell is tagged for {name}, but there is no book/cells/{name}.py")
+            raise Problem(
+                f"{page}: a cell is tagged for {name}, but there is no book/cells/{name}.py"
+            )
         code = path.read_text("utf-8").strip("\n")
         start = cell[0][: cell.start("body") - cell.start()]
         return f"{start}{head[0].rstrip(chr(10))}\n\n{code}\n{cell['fence']}"
@@ -95,7 +101,9 @@ def leftovers(book: Book) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    options = argparse.ArgumentParser(prog="python -m tools.sync", description=__doc__.split("\n")[0])
+    options = argparse.ArgumentParser(
+        prog="python -m tools.sync", description=__doc__.split("\n")[0]
+    )
     options.add_argument("--check", action="store_true", help="only say what is out of date")
     check, book = options.parse_args(arguments).check, Book(root)
     stale = [
@@ -114,8 +122,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
         path.write_text(text, "utf-8")
     for path in gone:
         path.unlink()
-    print("\n".join(f"{'removed' if Path(root, name) in gone else 'wrote'} {name}" for name in names)
-          or "all up to date")
+    print(
+        "\n".join(f"{'removed' if Path(root, name) in gone else 'wrote'} {name}" for name in names)
+        or "all up to date"
+    )
 
 
 if __name__ == "__main__":

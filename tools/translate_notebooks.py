@@ -23,7 +23,9 @@ MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
 ALERT = re.compile(r"\[!\w+\][ \t]*\n")
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 CELL_BORDER = re.compile(r"(?<!\\)\|")
-BADGE = re.compile(r"\[!\[(?P<colab>[^\]]*)\]\((?P<picture>\S+)\)\]\(\S+\) \[(?P<page>[^\]]*)\]\(\S+\)")
+BADGE = re.compile(
+    r"\[!\[(?P<colab>[^\]]*)\]\((?P<picture>\S+)\)\]\(\S+\) \[(?P<page>[^\]]*)\]\(\S+\)"
+)
 
 
 def messages_in(path: str) -> dict[str, str]:

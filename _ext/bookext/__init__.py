@@ -25,4 +25,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_languages", {}, "html", dict)
     for part in (execution, languages, links, markdown, pages, reference, search):
         part.setup(app)
-    return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {
+        "version": "1",
+        "env_version": 1,
+        "parallel_read_safe": True,
+        "parallel_write_safe": True,
+    }
