@@ -3,7 +3,7 @@ import re
 
 from rules import over_chapters, rule
 
-CODE = re.compile(r"(?ms)^(`{3,}|~{3,})(?!\s*\{).*?^\1\s*$|(`+)(?!`).+?(?<!`)\2(?!`)")
+CODE = re.compile(r"(?ms)^(`{3,}|~{3,})(?!\s*\{).*?^\1\s*$|(?!^`{3})(?<!`)(`+)(?!`).+?(?<!`)\2(?!`)")
 BAD = {
     "a MyST target": (r"^\([\w-]+\)=\s*$", "write a heading and link to it by its full address"),
     "a MyST role": (r"\{[\w:-]+\}`", "write it out, or link by full address"),

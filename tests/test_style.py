@@ -197,7 +197,7 @@ def opening(chapter):
         yield (f"{first.where}: the line after the title holds the Colab badge, linked to {colab}, "
                f"and a link to {page}")
     texts = [text for _, text, _, tag in blocks(first.source)]
-    if not any(re.fullmatch(r"\*\*[^*].*\*\*", text, re.S) for text in texts):
+    if not any(re.fullmatch(r"\*\*(?!You (?:will|need)\b)[^*].*\*\*", text, re.S) for text in texts):
         yield f"{first.where}: the question and its answer stand on top, one bold paragraph"
     for phrase in ("You will", "You need"):
         if not re.search(rf"\*\*{phrase}\b", first.source, re.I):
