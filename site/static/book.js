@@ -17,7 +17,7 @@
 
   // menus close on Escape and on a click elsewhere
   const closeMenus = (except) => all("details[data-menu][open]").forEach((menu) => { if (menu !== except) menu.open = false; });
-  document.addEventListener("click", (event) => closeMenus(event.target.closest("details[data-menu]")));
+  document.addEventListener("click", (event) => closeMenus(event.target.closest("a") ? null : event.target.closest("details[data-menu]")));
 
   // the drawer with the chapters, on small screens
   const opener = document.querySelector("[data-drawer-open]");
@@ -57,7 +57,6 @@
   });
 
   // copy buttons
-  const zh = root.lang.startsWith("zh");
   if (navigator.clipboard) {
     all("div.highlight").forEach((block) => {
       const pre = block.querySelector("pre");
@@ -65,7 +64,7 @@
       const button = document.createElement("button");
       button.type = "button";
       button.className = "copy";
-      button.title = zh ? "複製程式碼" : "Copy this code";
+      button.title = root.dataset.copy || "Copy this code";
       button.setAttribute("aria-label", button.title);
       button.addEventListener("click", async () => {
         await navigator.clipboard.writeText(pre.textContent.replace(/\n$/, ""));
