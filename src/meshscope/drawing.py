@@ -164,7 +164,7 @@ class _Scene:
         rest = [d for d in range(rank) if d not in (row, col)]
         lead = [d for d in rest if d in split]
         self.above = [_flat(self.label(d)) for d in rest]
-        few = len(p.mesh) == 0 or math.prod(n for _, n in p.mesh) <= MOST_PARTS
+        self.few = sum(map(len, p.blocks.values())) <= MOST_PARTS
         every = list(itertools.product(*(range(p.edges[d].parts) for d in lead)))
         self.panels: list[tuple[Line, Cells]] = []
         drawn = 0
@@ -175,7 +175,7 @@ class _Scene:
                 for c in self.seen[1]:
                     at = dict(zip(lead, index)) | {row: r, col: c}
                     held = p.blocks.get(tuple(at.get(d, 0) for d in range(rank)), ())
-                    short = few or len(held) < 3
+                    short = self.few or len(held) < 3
                     labels = list(held) if short else [_range(held)]
                     cells[-1].append(labels or None)
                     drawn += bool(labels)
@@ -257,8 +257,14 @@ def _words(s: _Scene) -> str:
     gutter = max(map(len, left)) + 1 if left else 0
     scale = max(map(len, side)) + 1 if left else 0
     ruled = rows <= 8  # lines between rows, and numbers on these lines
-    labels = [" ".join(c) for _, cells in s.panels for r in cells for c in r if c]
-    wide = max(map(len, labels)) + (2 if columns <= 8 else 0)
+
+    def short(held: list[str]) -> str:
+        text = " ".join(held)  # in narrow columns, one line more
+        return text if columns <= 8 else text.replace("…", "\n…").replace("–", "\n–")
+
+    labels = [short(c) for _, cells in s.panels for r in cells for c in r if c]
+    wide = max(len(line) for text in labels for line in text.split("\n"))
+    wide += 2 if columns <= 8 else 0
     if columns <= 8:
         wide = max(wide, *(len(t) + mesh for t in top))
     for name, cells in s.panels:
@@ -276,12 +282,12 @@ def _words(s: _Scene) -> str:
         for n, row in enumerate(cells):
             if ruled or n == 0:
                 a, b, c = "┌┬┐" if n == 0 else "├┼┤"
-                body.append(
-                    ("" if mesh or not ruled else side[n], a + b.join(rule) + c)
-                )
-            texts = ["⋯" if c is None else " ".join(c) for c in row]
-            line = "│".join(t.center(wide) for t in texts)
-            body.append(("" if not mesh and ruled else side[n], f"│{line}│"))
+                body.append(("" if mesh or not ruled else side[n], a + b.join(rule) + c))
+            texts = ["⋯" if c is None else short(c) for c in row]
+            tick = "" if not mesh and ruled else side[n]
+            for layer in itertools.zip_longest(*(t.split("\n") for t in texts)):
+                body.append((tick, f"│{'│'.join((t or '').center(wide) for t in layer)}│"))
+                tick = ""
         body.append(("" if mesh else side[-1], f"└{'┴'.join(rule)}┘"))
         skip = max(0, (len(body) - len(left)) // 2)
         words = [""] * skip + left
@@ -328,9 +334,7 @@ class _Pen:
         self.groups.setdefault(group, []).append(element)
         self.right, self.bottom = max(self.right, right), max(self.bottom, bottom)
 
-    def rect(
-        self, x: float, y: float, w: float, h: float, group: str, more: str = ""
-    ) -> None:
+    def rect(self, x: float, y: float, w: float, h: float, group: str, more: str = "") -> None:
         at = f'x="{x:.4g}" y="{y:.4g}" width="{w:.4g}" height="{h:.4g}"'
         self.put(group, f"<rect {at}{more}/>", x + w, y + h)
 
@@ -389,9 +393,10 @@ def _picture(s: _Scene) -> _Pen:
     # How large a cell must be for what it says.
     rows, columns = map(len, s.seen)
     labels = [c for _, cells in s.panels for r in cells for c in r if c]
-    large = max(rows, columns) <= 8
+    longest = max(len(t) for c in labels for t in c)
+    large = max(rows, columns) <= 8 and columns * (longest * EM * 12 + 20) < 360
     size, gap, tall = (12, 4, 20) if large else (9, 2, 14)
-    chip = round(max(len(t) for c in labels for t in c) * EM * size + 5 + 5 * large)
+    chip = round(longest * EM * size + 5 + 5 * large)
     most = max(map(len, labels))
     turn = most == 1 and not large and columns * chip > 330 >= rows * chip
     turn = turn and chip > 2 * tall
@@ -408,7 +413,7 @@ def _picture(s: _Scene) -> _Pen:
 
     for name, cells in s.panels:
         if name:
-            pen.text(x0, y := y + 14, name, _BOLD)
+            pen.text(x0, y := y + 14, name, f'class="ms-panel" {_BOLD}')
         if s.has[1]:
             if name is s.panels[0][0]:
                 pen.text(x0, y := y + (16 if name else 12), _flat(s.labels[1]))
@@ -427,13 +432,11 @@ def _picture(s: _Scene) -> _Pen:
                 beside = min(across, len(held) - i * across)
                 x = middle[0] + (j - (beside - 1) / 2) * (chip + 3)
                 at = middle[1] + (i - (-(-len(held) // across) - 1) / 2) * (tall + 3)
-                if large and not p.is_mesh:
+                if s.few and large and not p.is_mesh:
                     pen.rect(x - chip / 2, at - tall / 2, chip, tall, _CHIP, ' rx="4"')
                 turned = f' transform="rotate(-90 {x:.4g} {at:.4g})"' if turn else ""
                 base = at + size * 0.35
-                pen.text(
-                    x, base, [(text, "")], 'class="ms-ids"', "middle", size, turned
-                )
+                pen.text(x, base, [(text, "")], 'class="ms-ids"', "middle", size, turned)
         bottom, right = spots[1][-1] + high, spots[0][-1] + cell
         if s.has[0]:
             _edge(s, pen, 0, spots[1], high, gap, round(gutter + 6))
@@ -470,9 +473,7 @@ def _edge(
         each = edge.parts // segments
         grey = f'fill="{pen.ink(name)}"' + (' fill-opacity=".35"' if not name else "")
         for n in range(segments):
-            inside = [
-                v for v, i in zip(spots, s.seen[side]) if i >= 0 and i // each == n
-            ]
+            inside = [v for v, i in zip(spots, s.seen[side]) if i >= 0 and i // each == n]
             if inside:
                 start, length = inside[0], inside[-1] + long - inside[0]
                 x, y = (start, at) if side else (at, start)
