@@ -14,23 +14,26 @@ from .tables import shape_text
 def assert_no_full_copy(compiled: Any, tree: Any) -> None:
     """Assert that no instruction of a program has the full shape of a sharded leaf.
 
-    compiled   what `.lower(...).compile()` returns, for example of an initialiser.
-    tree       a pytree of arrays, or of `jax.ShapeDtypeStruct`s with shardings, as they
-               should lie; a Flax module or variable is one.
-
     A compiled program has the shapes that one device sees. An instruction counts as a
     full copy if a result has the leaf's dimensions, in any order and whatever its dtype,
     dimensions of size 1 aside: transposed, cast or expanded, it is still a copy. What
     stands inside a fusion counts too, although it may never reach memory. Leaves that
     are whole on every device are not checked.
 
-    Raises AssertionError with the leaf's path, its shape and the line of the program;
-    ValueError if no leaf is left to check, or if the shape found is also that of another
-    leaf's piece, so that shapes cannot tell (choose sizes that differ).
-
     Two limits. An activation with a leaf's shape is a false alarm: choose a batch size
     that occurs nowhere else. A copy reshaped to other dimensions passes: compare
-    `memory(compiled).temporaries` with the pieces too.
+    ``memory(compiled).temporaries`` with the pieces too.
+
+    Args:
+      compiled: what ``.lower(...).compile()`` returns, for example of an initialiser.
+      tree: a pytree of arrays, or of ``jax.ShapeDtypeStruct`` with shardings, as they
+        should lie; a Flax module or variable is one.
+
+    Raises:
+      AssertionError: a full copy, with the leaf's path, its shape and the program's line.
+      ValueError: no leaf is left to check; or the shape found is also that of another
+        leaf's piece, so that shapes cannot tell (choose sizes that differ).
+      TypeError: a program that is not compiled; a leaf that lies nowhere.
     """
     full: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
     pieces: dict[tuple[int, ...], str] = {}

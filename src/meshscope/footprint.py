@@ -20,12 +20,16 @@ from .tables import Report, Rows, number, shape_text, spec_text
 class Leaf:
     """One array of a tree.
 
-    spec              its partition spec, None if its sharding has none.
-    bytes_per_device  bytes of one piece.
-    copies            how many devices hold each element.
-    sharded           whether a piece is less than the whole array.
-    unique_bytes      every element once.
-    total_bytes       all pieces on all devices.
+    Attributes:
+      path: where it stands in the tree, ``""`` for a tree of one array.
+      shape: of the whole array.
+      dtype: its name.
+      spec: its partition spec, None if its sharding has none.
+      bytes_per_device: bytes of one piece.
+      copies: how many devices hold each element.
+      sharded: whether a piece is less than the whole array.
+      unique_bytes: every element once.
+      total_bytes: all pieces on all devices.
     """
 
     path: str
@@ -43,8 +47,9 @@ class Leaf:
 class Memory(Report):
     """Bytes of a tree of arrays.
 
-    leaves            `Leaf` rows, the largest per device first.
-    bytes_per_device  bytes on the device that holds most.
+    Attributes:
+      leaves: ``Leaf`` rows, the largest per device first.
+      bytes_per_device: bytes on the device that holds most.
     """
 
     leaves: Sequence[Leaf]
@@ -88,9 +93,11 @@ class Memory(Report):
 class ProgramMemory(Report):
     """Bytes per device that a compiled program asks for, from XLA's buffer assignment.
 
-    arguments, outputs  what goes in, what comes out.
-    temporaries         the room for everything in between.
-    aliased             outputs that reuse the room of (donated) arguments.
+    Attributes:
+      arguments: what goes in.
+      outputs: what comes out.
+      temporaries: the room for everything in between.
+      aliased: outputs that reuse the room of (donated) arguments.
     """
 
     arguments: int
@@ -105,7 +112,9 @@ class ProgramMemory(Report):
 
     def _table(self) -> Rows:
         rows = [[name, number(value)] for name, value in vars(self).items()]
-        title = f"{number(self.bytes_per_device)} bytes per device for a compiled program"
+        title = (
+            f"{number(self.bytes_per_device)} bytes per device for a compiled program"
+        )
         return title, ("what", "bytes per device"), rows
 
 
@@ -116,11 +125,15 @@ def memory(x: Any) -> Memory: ...
 def memory(x: Any) -> Memory | ProgramMemory:
     """Bytes per device: of arrays where they lie, or of a compiled program.
 
-    x   a `jax.Array`, a `jax.ShapeDtypeStruct` with a sharding, a pytree of these (a Flax
-        module, state or variable is one), or what `.lower(...).compile()` returns.
+    An array that stands twice in a tree counts once.
 
-    An array that stands twice in a tree counts once. Raises TypeError for host arrays and
-    numbers, for shapes without a sharding, and for programs that are not compiled.
+    Args:
+      x: a ``jax.Array``; a ``jax.ShapeDtypeStruct`` with a sharding; a pytree of these (a
+        Flax module, state or variable is one); or what ``.lower(...).compile()`` returns.
+
+    Raises:
+      TypeError: a host array or number, a shape without a sharding, a program that is not
+        compiled, with what to pass instead.
     """
     if _is_program(x):
         program_text(x)  # raises for what is not compiled

@@ -24,7 +24,7 @@ _CALLED = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
-    """One line of a program. `arrays` are its results, tuples taken apart."""
+    """One line of a program. ``arrays`` are its results, tuples taken apart."""
 
     name: str
     opcode: str
@@ -104,7 +104,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """The index after the bracket that closes the one at `start`."""
+    """The index after the bracket that closes the one at ``start``."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
@@ -130,7 +130,7 @@ def dtype(element: str) -> str:
 
 
 def numbers(key: str, attributes: str) -> list[int] | None:
-    """`key={1,2}` or `key=3` as a list of integers, None if there is no such key."""
+    """``key={1,2}`` or ``key=3`` as a list of integers, None if there is no such key."""
     found = re.search(rf"\b{key}=(?:\{{([\d,]*)\}}|(\d+))", attributes)
     return found and _ints(found[1] or found[2] or "")
 
@@ -144,8 +144,8 @@ def pairs(line: str) -> Groups | None:
 def groups(attributes: str, devices: int) -> Groups | None:
     """The groups of positions of one collective, from any of the three spellings.
 
-    `{{0,1},{2,3}}`, `[2,2]<=[4]` and `mesh['a'=2,'b'=2] {'b'}` say the same. An empty
-    list is one group of all `devices`. None: there is no such attribute.
+    ``{{0,1},{2,3}}``, ``[2,2]<=[4]`` and ``mesh['a'=2,'b'=2] {'b'}`` say the same. An empty
+    list is one group of all ``devices``. None: there is no such attribute.
     """
     if found := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
         return _braces(found[1]) or (tuple(range(devices)),)
@@ -187,7 +187,7 @@ def _mesh_groups(sizes: str, ids: str | None, axes: str) -> Groups:
 
 
 def _iota(text: str) -> np.ndarray:
-    """`[4,2]T(1,0)`: 0 to 7 as 4 rows of 2, transposed."""
+    """``[4,2]T(1,0)``: 0 to 7 as 4 rows of 2, transposed."""
     dims, _, order = text.partition("T")
     grid = np.arange(math.prod(_ints(dims))).reshape(_ints(dims))
     return grid.transpose(_ints(order)) if order else grid
@@ -206,7 +206,7 @@ def _tuples(grid: np.ndarray) -> Groups:
 
 
 class Sources:
-    """Where instructions come from: `file.py:12`, or `cell:12` inside a notebook.
+    """Where instructions come from: ``file.py:12``, or ``cell:12`` inside a notebook.
 
     Only a file's last name is kept, so that the answer is the same on every machine.
     Frames inside installed packages are passed over where a caller outside is known.
