@@ -42,7 +42,8 @@ class Page:
     """One tab, spoken to in the DevTools protocol."""
 
     def __init__(self, socket: WebSocketClientConnection) -> None:
-        self.socket, self.numbers, self.events = socket, itertools.count(1), []
+        self.socket, self.numbers = socket, itertools.count(1)
+        self.events: list[dict[str, Any]] = []
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self.numbers)
