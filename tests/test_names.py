@@ -236,9 +236,10 @@ def unknown_flag(flag):
     if name.startswith("xla_") and not name.startswith("xla_tpu"):
         folder = pathlib.Path(importlib.util.find_spec("jaxlib").origin).parent
         for library in sorted(folder.rglob("*.so"), key=lambda path: -path.stat().st_size):
-            with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                if data.find(name.encode()) >= 0:
-                    return None
+            with library.open("rb") as file:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    if data.find(name.encode()) >= 0:
+                        return None
         return f"the installed XLA does not know {name}"
     return None
 

@@ -85,7 +85,7 @@ def known_tags(chapter):
 
 def prose(chapter):
     for cell in chapter.markdown:
-        for kind, text, line, _ in blocks(cell.source):
+        for kind, text, _, _ in blocks(cell.source):
             yield cell, kind, text
 
 

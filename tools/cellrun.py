@@ -9,6 +9,9 @@ setup cell itself). A cell that raises ends its job, unless it is a probe: a pro
 
 Read it from Python with `run(jobs)`.
 """
+
+from __future__ import annotations
+
 import argparse
 import ast
 import importlib
@@ -23,30 +26,54 @@ import sys
 import tempfile
 import time
 import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-HEAVY = ("numpy", "jax", "jax.numpy", "flax.nnx", "flax.linen", "optax", "orbax.checkpoint",
-         "sklearn.datasets", "matplotlib", "meshscope")
+HEAVY = (
+    "numpy",
+    "jax",
+    "jax.numpy",
+    "flax.nnx",
+    "flax.linen",
+    "optax",
+    "orbax.checkpoint",
+    "sklearn.datasets",
+    "matplotlib",
+    "meshscope",
+)
 TIMEOUT = 300
 
 
-def as_jobs(cells, **more):
+def as_jobs(cells: Iterable[Any], **more: Any) -> dict[str, Any]:
     """The cells of a chapter (tools/chapters.py) as one job."""
-    return {"cells": [{"index": cell.index, "source": cell.source, "tags": list(cell.tags)}
-                      for cell in cells], **more}
+    return {
+        "cells": [
+            {"index": cell.index, "source": cell.source, "tags": list(cell.tags)} for cell in cells
+        ],
+        **more,
+    }
 
 
-def run(jobs, parallel=1, python=sys.executable):
+def run(
+    jobs: Iterable[dict[str, Any]], parallel: int = 1, python: str = sys.executable
+) -> Iterator[dict[str, Any]]:
     """Yield one result per job as it ends: {"id", "failed", "error", "values", "seconds", …}."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8",
-                   "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONWARNINGS": "ignore",
+    }
     environment.pop("XLA_FLAGS", None)
     with tempfile.TemporaryFile("w+") as given:
         json.dump({"jobs": list(jobs), "parallel": parallel}, given)
         given.seek(0)
-        process = subprocess.Popen([python, __file__], stdin=given, stdout=subprocess.PIPE,
-                                   env=environment, text=True)
+        process = subprocess.Popen(
+            [python, __file__], stdin=given, stdout=subprocess.PIPE, env=environment, text=True
+        )
     try:
-        for line in process.stdout:
+        for line in process.stdout or ():
             yield json.loads(line)
         if process.wait():
             raise RuntimeError(f"tools/cellrun.py ended with {process.returncode}; see above")
@@ -58,7 +85,8 @@ def run(jobs, parallel=1, python=sys.executable):
 
 # Inside the process that runs cells.
 
-def execute(cells, note):
+
+def execute(cells: list[dict[str, Any]], note: Callable[..., None]) -> None:
     """Run cells in one namespace called __main__; tell note(…) about each start and end."""
     module = types.ModuleType("__main__")
     module.__dict__["display"] = print
@@ -83,13 +111,18 @@ def execute(cells, note):
         if error is None and any(tag.startswith("solution-") for tag in cell["tags"]):
             if not str(value).startswith("correct"):
                 error = f"NOT CORRECT: the solution is answered {str(value)[:100]!r}"
-        note(end=cell["index"], error=error, seconds=time.perf_counter() - started,
-             value=value if isinstance(value, str) else None, probe=bool(cell.get("probe")))
+        note(
+            end=cell["index"],
+            error=error,
+            seconds=time.perf_counter() - started,
+            value=value if isinstance(value, str) else None,
+            probe=bool(cell.get("probe")),
+        )
         if error and not cell.get("probe"):
             return
 
 
-def child(cells, reports):
+def child(cells: list[dict[str, Any]], reports: int) -> None:
     """Run the cells in this process and end it; reports is a file descriptor."""
     with open("/dev/null", "r+b", buffering=0) as nothing:
         for stream in (0, 1, 2):
@@ -97,7 +130,7 @@ def child(cells, reports):
     printed = tempfile.TemporaryFile("w+")
     sys.stdout = printed
 
-    def note(**entry):
+    def note(**entry: Any) -> None:
         if "end" in entry:
             printed.flush()
             printed.seek(0)
@@ -105,11 +138,12 @@ def child(cells, reports):
             printed.seek(0)
             printed.truncate()
         os.write(reports, (json.dumps(entry) + "\n").encode())
+
     execute(cells, note)
     os._exit(0)
 
 
-def start(job):
+def start(job: dict[str, Any]) -> tuple[int, Any, subprocess.Popen | None]:
     """Begin one job: its process id, the file where its reports arrive, its Popen if any."""
     reports = tempfile.TemporaryFile()
     if job.get("fresh"):
@@ -117,11 +151,20 @@ def start(job):
         given = tempfile.TemporaryFile("w+")
         json.dump(job["cells"], given)
         given.seek(0)
-        clean = {key: value for key, value in os.environ.items()
-                 if key not in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "TF_CPP_MIN_LOG_LEVEL")}
-        process = subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL, env=clean, process_group=0,
-                                   pass_fds=[reports.fileno()])
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "TF_CPP_MIN_LOG_LEVEL")
+        }
+        process = subprocess.Popen(
+            command,
+            stdin=given,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=clean,
+            process_group=0,
+            pass_fds=[reports.fileno()],
+        )
         return process.pid, reports, process
     pid = os.fork()
     if pid == 0:
@@ -130,7 +173,9 @@ def start(job):
     return pid, reports, None
 
 
-def result(job, reports, status, seconds, timed_out):
+def result(
+    job: dict[str, Any], reports: Any, status: int, seconds: float, timed_out: bool
+) -> dict[str, Any]:
     reports.seek(0)
     entries = [json.loads(line) for line in reports.read().splitlines()]
     ends = [entry for entry in entries if "end" in entry]
@@ -141,12 +186,19 @@ def result(job, reports, status, seconds, timed_out):
         failed, error = starts[-1] if starts else None, f"TIMEOUT after {seconds:.0f} s"
     elif status and not bad:
         failed, error = starts[-1] if starts else None, f"CRASH: the process ended with {status}"
-    return {"id": job.get("id"), "failed": failed, "error": error, "seconds": seconds,
-            "cells": [{key: entry[key] for key in ("end", "error", "seconds", "value", "printed")}
-                      for entry in ends]}
+    return {
+        "id": job.get("id"),
+        "failed": failed,
+        "error": error,
+        "seconds": seconds,
+        "cells": [
+            {key: entry[key] for key in ("end", "error", "seconds", "value", "printed")}
+            for entry in ends
+        ],
+    }
 
 
-def serve(jobs, parallel):
+def serve(jobs: list[dict[str, Any]], parallel: int) -> None:
     if sum(1 for job in jobs if not job.get("fresh")):
         code = "\n".join(cell["source"] for job in jobs for cell in job["cells"])
         for name in HEAVY:
@@ -155,7 +207,8 @@ def serve(jobs, parallel):
                     importlib.import_module(name)
                 except ImportError:
                     pass  # the cell that wants it says so
-    waiting, running = list(jobs), {}
+    waiting = list(jobs)
+    running: dict[int, tuple[Any, ...]] = {}
     while waiting or running:
         while waiting and len(running) < parallel:
             job = waiting.pop(0)
@@ -173,8 +226,12 @@ def serve(jobs, parallel):
                 del running[pid]
                 if process:
                     process.returncode = status  # waited for already
-                print(json.dumps(result(job, reports, os.waitstatus_to_exitcode(status), seconds,
-                                        timed_out)), flush=True)
+                print(
+                    json.dumps(
+                        result(job, reports, os.waitstatus_to_exitcode(status), seconds, timed_out)
+                    ),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ def page_target(url: str, book: Book) -> tuple[str, str, str] | None:
         return None
     parts = urlsplit(url[len(book.site) :])
     path = unquote(parts.path)
-    language = next((one.path for one in book.languages if one.path and path.startswith(one.path)), "")
+    language = next(
+        (one.path for one in book.languages if one.path and path.startswith(one.path)), ""
+    )
     path = path[len(language) :].removesuffix(".html")
     return path.strip("/"), unquote(parts.fragment), language
 

@@ -8,6 +8,9 @@
 A listed fault must be noticed in the cell that the list names, and nowhere before. Any other
 outcome is printed and ends the command with 1, unless the list gives a reason why it survives.
 """
+
+from __future__ import annotations
+
 import argparse
 import ast
 import random
@@ -15,12 +18,16 @@ import re
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from tools import cellrun
 from tools.book import ROOT
-from tools.chapters import by_name
+from tools.chapters import Cell, Chapter, by_name
 
 LIST = ROOT / "tests" / "mutants.toml"
+Fault = dict[str, Any]  # an entry of tests/mutants.toml
 BROKEN = ("SyntaxError", "IndentationError", "NameError", "ModuleNotFoundError")
 
 
@@ -28,11 +35,13 @@ class BadEntry(Exception):
     """The list and the chapter do not fit together."""
 
 
-def listed(path=LIST):
-    return tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []) if path.exists() else []
+def listed(path: Path = LIST) -> list[Fault]:
+    return (
+        tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []) if path.exists() else []
+    )
 
 
-def place(mutant, chapter):
+def place(mutant: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
     """(cell that changes, its new source, cell that must fail) of a listed fault."""
     find, name = mutant["find"], f"{mutant['chapter']} / {mutant['name']}"
     if "\n" in find.strip("\n") or "\n" in mutant["replace"].strip("\n"):
@@ -42,16 +51,21 @@ def place(mutant, chapter):
     holding = chapter.holding(find)
     count = sum(cell.source.count(find) for cell in holding)
     if count != 1:
-        raise BadEntry(f"{name}: `find` occurs {count} times in the chapter's code, not once: "
-                       f"{find!r}")
+        raise BadEntry(
+            f"{name}: `find` occurs {count} times in the chapter's code, not once: {find!r}"
+        )
     targets = chapter.holding(mutant["fails"])
     if len(targets) != 1:
-        raise BadEntry(f"{name}: `fails` is found in {len(targets)} code cells, not in one: "
-                       f"{mutant['fails']!r}")
+        raise BadEntry(
+            f"{name}: `fails` is found in {len(targets)} code cells, not in one: "
+            f"{mutant['fails']!r}"
+        )
     changed, target = holding[0], targets[0]
     if target.index < changed.index:
-        raise BadEntry(f"{name}: the cell that must fail ({target.index}) stands before the cell "
-                       f"that changes ({changed.index})")
+        raise BadEntry(
+            f"{name}: the cell that must fail ({target.index}) stands before the cell "
+            f"that changes ({changed.index})"
+        )
     source = changed.source.replace(find, mutant["replace"])
     try:
         ast.parse(source)
@@ -60,21 +74,30 @@ def place(mutant, chapter):
     return changed, source, target
 
 
-def job(key, chapter, changed, source, last, timeout):
-    made = cellrun.as_jobs([cell for cell in chapter.code if cell.index <= last], id=key,
-                           timeout=timeout, fresh="setup" in changed.tags)
+def job(
+    key: int, chapter: Chapter, changed: Cell, source: str, last: int, timeout: float
+) -> dict[str, Any]:
+    made = cellrun.as_jobs(
+        [cell for cell in chapter.code if cell.index <= last],
+        id=key,
+        timeout=timeout,
+        fresh="setup" in changed.tags,
+    )
     for cell in made["cells"]:
         if cell["index"] == changed.index:
             cell["source"] = source
     return made
 
 
-def verdict(mutant, target, outcome):
+def verdict(mutant: Fault, target: Cell, outcome: dict[str, Any]) -> tuple[str, str]:
     """(word, remark) of one listed fault; "killed" and "survives" are the good words."""
     failed, error = outcome["failed"], outcome["error"] or ""
     if failed is None:
-        return ("survives", mutant["survives"]) if "survives" in mutant else \
-            ("SURVIVED", f"cell {target.index} ran as if nothing were wrong")
+        return (
+            ("survives", mutant["survives"])
+            if "survives" in mutant
+            else ("SURVIVED", f"cell {target.index} ran as if nothing were wrong")
+        )
     if "survives" in mutant:
         return "NOTICED", f"listed as a survivor, but cell {failed} fails: {error}"
     if error.startswith("TIMEOUT"):
@@ -89,39 +112,71 @@ def verdict(mutant, target, outcome):
 # Faults that nobody listed.
 
 AXES = ("data", "model", "fsdp", "stage", "seq", "expert")
-CALLS = {"psum": "pmean", "pmean": "psum", "all_gather": "psum", "psum_scatter": "psum",
-         "sum": "mean", "mean": "sum", "zeros": "ones", "argmax": "argmin"}
-SHARDING = ("out_sharding", "out_shardings", "in_shardings", "sharding", "in_specs",
-            "optimizer_sharding", "kernel_metadata", "transform_metadata", "donate_argnums")
+CALLS = {
+    "psum": "pmean",
+    "pmean": "psum",
+    "all_gather": "psum",
+    "psum_scatter": "psum",
+    "sum": "mean",
+    "mean": "sum",
+    "zeros": "ones",
+    "argmax": "argmin",
+}
+SHARDING = (
+    "out_sharding",
+    "out_shardings",
+    "in_shardings",
+    "sharding",
+    "in_specs",
+    "optimizer_sharding",
+    "kernel_metadata",
+    "transform_metadata",
+    "donate_argnums",
+)
 
 
-def segment(line, node):
+def segment(line: str, node: Any) -> str:
     """The text of a node that begins and ends on one line (columns count bytes)."""
     raw = line.encode()
-    return raw[node.col_offset:node.end_col_offset].decode()
+    return raw[node.col_offset : node.end_col_offset].decode()
 
 
-def called(node):
+def called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def changes(line, node):
+def changes(line: str, node: ast.AST) -> Iterator[tuple[str, str, str]]:
     """(kind, old text, new text) for each fault that could be planted at this node."""
     text = segment(line, node)
     if isinstance(node, ast.Call):
         name = called(node)
         arguments = [segment(line, argument) for argument in node.args]
         if name in ("P", "PartitionSpec") and not node.keywords and arguments:
-            head = text[:text.index("(")]
+            head = text[: text.index("(")]
             if len(set(arguments)) > 1:
                 yield "swapped spec", text, f"{head}({', '.join(arguments[::-1])})"
             yield "emptied spec", text, f"{head}()"
-        if name in ("with_sharding_constraint", "reshard", "stop_gradient", "checkpoint", "remat",
-                    "device_put", "psum", "pmean") and arguments:
+        if (
+            name
+            in (
+                "with_sharding_constraint",
+                "reshard",
+                "stop_gradient",
+                "checkpoint",
+                "remat",
+                "device_put",
+                "psum",
+                "pmean",
+            )
+            and arguments
+        ):
             yield "dropped " + name, text, arguments[0]
         if name in CALLS:
-            yield f"{name} for {CALLS[name]}", text, re.sub(
-                rf"\b{name}\(", CALLS[name] + "(", text, count=1)
+            yield (
+                f"{name} for {CALLS[name]}",
+                text,
+                re.sub(rf"\b{name}\(", CALLS[name] + "(", text, count=1),
+            )
         for keyword in node.keywords:
             if keyword.arg in SHARDING and keyword.lineno == keyword.end_lineno:
                 piece = segment(line, keyword)
@@ -144,11 +199,11 @@ def changes(line, node):
         yield "forgotten factor", text, segment(line, node.left)
 
 
-def one_line(node):
+def one_line(node: Any) -> bool:
     return hasattr(node, "lineno") and node.lineno == node.end_lineno
 
 
-def random_faults(chapter):
+def random_faults(chapter: Chapter) -> Iterator[tuple[Cell, str, str, str, str]]:
     """Every automatic one-line fault outside setup, exercises and assertions, with its cell."""
     for cell in chapter.code:
         if any(tag.startswith(("setup", "exercise-", "check-", "solution-")) for tag in cell.tags):
@@ -157,10 +212,15 @@ def random_faults(chapter):
             tree = ast.parse(cell.source)
         except SyntaxError:
             continue
-        barred = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Assert)
-                  for inner in ast.walk(node)}
+        barred = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assert)
+            for inner in ast.walk(node)
+        }
         seen = set()
-        for node in ast.walk(tree):
+        nodes: list[Any] = list(ast.walk(tree))
+        for node in nodes:
             if id(node) in barred or not one_line(node):
                 continue
             if not all(one_line(inner) for inner in ast.walk(node) if hasattr(inner, "lineno")):
@@ -171,15 +231,15 @@ def random_faults(chapter):
             except (IndexError, ValueError):
                 continue
             for kind, old, new in found:
-                column = len(line.encode()[:node.col_offset].decode())
+                column = len(line.encode()[: node.col_offset].decode())
                 if new == "" and old in line[column:]:  # a keyword goes with its comma
                     start = line.index(old, column)
-                    rest = line[start + len(old):]
+                    rest = line[start + len(old) :]
                     cut = re.sub(r"^\s*,\s*", "", rest)
                     before = line[:start] if cut != rest else re.sub(r",\s*$", "", line[:start])
                     changed = before + cut
                 else:
-                    changed = line[:column] + new + line[column + len(old):]
+                    changed = line[:column] + new + line[column + len(old) :]
                 lines = list(cell.lines)
                 lines[node.lineno - 1] = changed
                 source = "\n".join(lines)
@@ -195,7 +255,10 @@ def random_faults(chapter):
 
 # The command.
 
-def baselines(names, books, parallel):
+
+def baselines(
+    names: list[str], books: dict[str, Chapter], parallel: int
+) -> tuple[dict[str, dict[int, float]], list[str]]:
     """Run each chapter unchanged; its seconds by cell, or a message about what fails."""
     jobs = [cellrun.as_jobs(books[name].code, id=name) for name in names]
     seconds, bad = {}, []
@@ -207,15 +270,17 @@ def baselines(names, books, parallel):
     return seconds, bad
 
 
-def until(seconds, last):
+def until(seconds: dict[int, float], last: int) -> float:
     return sum(value for index, value in seconds.items() if index <= last)
 
 
-def show_progress(text):
+def show_progress(text: str) -> None:
     print(text, flush=True)
 
 
-def check_listed(mutants, books, options):
+def check_listed(
+    mutants: list[Fault], books: dict[str, Chapter], options: argparse.Namespace
+) -> list[str]:
     problems, plans = [], []
     for mutant in mutants:
         if mutant["chapter"] not in books:
@@ -230,8 +295,7 @@ def check_listed(mutants, books, options):
     seconds, bad = baselines(names, books, options.jobs)
     problems += bad
     plans = [plan for plan in plans if not any(text.startswith(plan[0]["chapter"]) for text in bad)]
-    cost = [until(seconds[mutant["chapter"]], target.index) + 0.5
-            for mutant, _, _, target in plans]
+    cost = [until(seconds[mutant["chapter"]], target.index) + 0.5 for mutant, _, _, target in plans]
     order = list(range(len(plans)))
     if options.seconds:
         random.Random(options.seed).shuffle(order)
@@ -242,56 +306,72 @@ def check_listed(mutants, books, options):
                 left -= cost[key]
                 chosen.append(key)
         order = sorted(chosen)
-        show_progress(f"seed {options.seed}: {len(order)} of {len(plans)} faults in "
-                      f"{options.seconds} s")
+        show_progress(
+            f"seed {options.seed}: {len(order)} of {len(plans)} faults in {options.seconds} s"
+        )
     jobs = []
     for key in order:
         mutant, changed, source, target = plans[key]
-        jobs.append(job(key, books[mutant["chapter"]], changed, source, target.index,
-                        60 + 10 * cost[key]))
-    counts = {}
+        jobs.append(
+            job(key, books[mutant["chapter"]], changed, source, target.index, 60 + 10 * cost[key])
+        )
+    counts: dict[str, int] = {}
     for outcome in cellrun.run(jobs, options.jobs):
         mutant, changed, _, target = plans[outcome["id"]]
         word, remark = verdict(mutant, target, outcome)
         counts[word] = counts.get(word, 0) + 1
         label = f"{mutant['chapter']} / {mutant['name']}"
-        show_progress(f"{word:9}  {label:44} cell {changed.index:2} → {target.index:2}  "
-                      f"{outcome['seconds']:5.1f} s  {remark}"[:200])
+        show_progress(
+            f"{word:9}  {label:44} cell {changed.index:2} → {target.index:2}  "
+            f"{outcome['seconds']:5.1f} s  {remark}"[:200]
+        )
         if word.isupper():
-            problems.append(f"{label} ({word}): {mutant['find']!r} → {mutant['replace']!r}: "
-                            f"{remark}")
-    show_progress(", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-                  + f"; {time.monotonic() - began:.0f} s")
+            problems.append(
+                f"{label} ({word}): {mutant['find']!r} → {mutant['replace']!r}: {remark}"
+            )
+    show_progress(
+        ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        + f"; {time.monotonic() - began:.0f} s"
+    )
     return problems
 
 
-def check_random(books, options):
+def check_random(books: dict[str, Chapter], options: argparse.Namespace) -> list[str]:
     """Plant faults that nobody listed; survivors are for authors to read, not an error."""
     faults = [(name, *fault) for name, chapter in books.items() for fault in random_faults(chapter)]
     random.Random(options.seed).shuffle(faults)
-    faults = sorted(faults[:options.random], key=lambda fault: (fault[0], fault[1].index))
+    faults = sorted(faults[: options.random], key=lambda fault: (fault[0], fault[1].index))
     names = sorted({fault[0] for fault in faults})
     seconds, bad = baselines(names, books, options.jobs)
     show_progress(f"seed {options.seed}: {len(faults)} faults nobody listed")
-    jobs = [job(key, books[name], cell, source, books[name].code[-1].index,
-                60 + 10 * until(seconds[name], books[name].code[-1].index))
-            for key, (name, cell, source, *_) in enumerate(faults)]
+    jobs = [
+        job(
+            key,
+            books[name],
+            cell,
+            source,
+            books[name].code[-1].index,
+            60 + 10 * until(seconds[name], books[name].code[-1].index),
+        )
+        for key, (name, cell, source, *_) in enumerate(faults)
+    ]
     noticed = 0
     for outcome in cellrun.run(jobs, options.jobs):
         name, cell, _, kind, old, new = faults[outcome["id"]]
         if outcome["failed"] is not None:
             noticed += 1
             if options.verbose:
-                show_progress(f"noticed   {name}, cell {cell.index} → {outcome['failed']}: {kind}: "
-                              f"{new}  [{outcome['error']}]")
+                show_progress(
+                    f"noticed   {name}, cell {cell.index} → {outcome['failed']}: {kind}: "
+                    f"{new}  [{outcome['error']}]"
+                )
         else:
-            show_progress(f"unnoticed {name}, cell {cell.index}: {kind}:\n"
-                          f"      {old}\n   →  {new}")
+            show_progress(f"unnoticed {name}, cell {cell.index}: {kind}:\n      {old}\n   →  {new}")
     show_progress(f"{noticed} of {len(faults)} noticed")
     return bad
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--chapter", action="append", help="only this chapter (repeatable)")
     parser.add_argument("--name", help="only faults of this name")
@@ -302,17 +382,23 @@ def main(arguments=None):
     parser.add_argument("-j", "--jobs", type=int, default=2)
     parser.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args(arguments)
-    books = {name: chapter for name, chapter in by_name().items()
-             if not options.chapter or name in options.chapter}
+    books = {
+        name: chapter
+        for name, chapter in by_name().items()
+        if not options.chapter or name in options.chapter
+    }
     if not books:
         print("no such chapter; there are: " + ", ".join(by_name()))
         return 1
     if options.random:
         problems = check_random(books, options)
     else:
-        mutants = [mutant for mutant in listed()
-                   if (not options.chapter or mutant["chapter"] in options.chapter)
-                   and (not options.name or mutant["name"] == options.name)]
+        mutants = [
+            mutant
+            for mutant in listed()
+            if (not options.chapter or mutant["chapter"] in options.chapter)
+            and (not options.name or mutant["name"] == options.name)
+        ]
         if options.list:
             problems = []
             for mutant in mutants:
@@ -325,7 +411,7 @@ def main(arguments=None):
     if problems:
         print("\nTo mend:")
         print("\n".join("  " + problem for problem in problems))
-    return bool(problems)
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -75,17 +75,25 @@ def execute_cut(pages: list[str], out: Path) -> None:
         raise Problem(NEEDS.format(why=possible.stderr.strip() or f"status {possible.returncode}"))
     with tempfile.TemporaryDirectory(prefix="book-home-") as home:
         command = ["unshare", "-rn", sys.executable, "-m", "tools.offline_pass"]
-        environment = {name: value for name, value in os.environ.items()
-                       if not name.startswith("XDG_") and "proxy" not in name.lower()}
-        done = subprocess.run([*command, "--inside", str(out), *pages], cwd=Book().root,
-                              env={**environment, "HOME": home})
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("XDG_") and "proxy" not in name.lower()
+        }
+        done = subprocess.run(
+            [*command, "--inside", str(out), *pages],
+            cwd=Book().root,
+            env={**environment, "HOME": home},
+        )
     if done.returncode:
         raise Problem("without a network a chapter fails; see above")
 
 
 def comparable(output: NotebookNode) -> dict:
     """An output without what counts executions."""
-    return {key: value for key, value in output.items() if key not in ("execution_count", "metadata")}
+    return {
+        key: value for key, value in output.items() if key not in ("execution_count", "metadata")
+    }
 
 
 def first_difference(page: str, one: NotebookNode, two: NotebookNode) -> str | None:
@@ -98,11 +106,14 @@ def first_difference(page: str, one: NotebookNode, two: NotebookNode) -> str | N
         left = [comparable(output) for output in before.outputs]
         right = [comparable(output) for output in after.outputs]
         if left != right:
-            lines = difflib.unified_diff(text_of(left), text_of(right), "published", "second run",
-                                         lineterm="", n=1)
-            return (f"{page}.md, cell {number} shows something else on a second run:\n    "
-                    + "\n    ".join(line[:160] for line in list(lines)[:20])
-                    + "\nFix seeds, sort, or print less; a cell that measures time is tagged timing.")
+            lines = difflib.unified_diff(
+                text_of(left), text_of(right), "published", "second run", lineterm="", n=1
+            )
+            return (
+                f"{page}.md, cell {number} shows something else on a second run:\n    "
+                + "\n    ".join(line[:160] for line in list(lines)[:20])
+                + "\nFix seeds, sort, or print less; a cell that measures time is tagged timing."
+            )
     return None
 
 
@@ -118,9 +129,12 @@ def text_of(outputs: list[dict]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.offline_pass",
-                                     description=__doc__.split("\n")[0])
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.offline_pass", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all"
+    )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -132,9 +146,12 @@ def main() -> None:
     first = execute(book, pages)
     with tempfile.TemporaryDirectory(prefix="book-offline-") as folder:
         execute_cut(pages, Path(folder))
-        second = {page: nbformat.read(Path(folder, f"{Path(page).name}.ipynb"), 4) for page in pages}
-    problems = [text for page in pages
-                if (text := first_difference(page, first[page], second[page]))]
+        second = {
+            page: nbformat.read(Path(folder, f"{Path(page).name}.ipynb"), 4) for page in pages
+        }
+    problems = [
+        text for page in pages if (text := first_difference(page, first[page], second[page]))
+    ]
     if problems:
         raise Problem("\n\n".join(problems))
     print(f"{len(pages)} chapters: the same outputs without a network")
