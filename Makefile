@@ -58,10 +58,10 @@ lint: venv ## ruff, mypy and codespell
 	@$(BIN)/codespell
 
 mutants: venv ## apply every planted fault and see that its cell fails
-	@$(BIN)/python tools/mutants.py
+	@$(RUN) tools.mutants
 
 coverage: venv ## check that each row of the coverage table is asserted or argued
-	@$(BIN)/python tools/coverage.py
+	@$(RUN) tools.coverage
 
 offline: venv ## execute every chapter again without network, and compare outputs
 	@$(RUN) tools.offline_pass
