@@ -101,7 +101,11 @@ def read(book: Book, page: str) -> NotebookNode:
     from myst_nb.core.read import read_myst_markdown_notebook
 
     path = book.source(page)
-    return read_myst_markdown_notebook(path.read_text("utf-8"), add_source_map=True, path=path)
+    text = path.read_text("utf-8")
+    notebook = read_myst_markdown_notebook(text, add_source_map=True, path=path)
+    for number, cell in enumerate(notebook.cells, 1):
+        cell["id"] = f"cell-{number}"  # instead of a random one
+    return notebook
 
 
 # The cache.
@@ -294,10 +298,11 @@ def execute(
             bundle = CacheBundleIn(executed, str(book.source(page)), data=about)
             cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
-        fresh_ones = run_all(missing, timeout, workers, say, keep) if missing else {}
+        if missing:
+            run_all(missing, timeout, workers, say, keep)
+            done |= {page: from_cache(cache, notebook) for page, notebook in missing.items()}
         prune(book)
-    found = {page: executed for page, executed in done.items() if executed is not None}
-    return {page: (found | fresh_ones)[page] for page in notebooks}
+    return {page: executed for page, executed in done.items() if executed is not None}
 
 
 def run_all(

@@ -8,12 +8,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.errors import ExtensionError, SphinxError
-from sphinx.util import logging
 
 from tools.book import Book, Problem
 from tools.execute import cache_path, execute
 
-logger = logging.getLogger(__name__)
 
 
 class CellFailed(SphinxError):
@@ -35,7 +33,7 @@ def execute_missing(app: Sphinx) -> None:
     if app.config.nb_execution_mode != "cache":
         return
     try:
-        execute(Book(app.srcdir), say=logger.info)
+        execute(Book(app.srcdir))
     except Problem as problem:
         raise CellFailed(f"\n{problem}") from None
 

@@ -140,6 +140,7 @@ def read_again_after_warnings(app: Sphinx, exception: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     app.add_config_value("book_description", "", "html", str)
+    app.add_config_value("comments_config", {}, "")  # jupyter-book sets it, sphinx_comments is not used
     app.connect("html-page-context", context_of, priority=400)
     app.connect("env-get-outdated", forget_removed)
     app.connect("env-updated", rewrite_all_if_navigation_changed)

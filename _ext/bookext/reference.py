@@ -14,7 +14,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-ROW = re.compile(r"(?P<name>[\w*][\w*, ]*?) {2,}(?P<text>\S.*)")
+ROW = re.compile(r"(?P<name>\*{0,2}\w+(?:, \*{0,2}\w+)*) {2,}(?P<text>\S.*)")
 
 
 def as_rst(lines: list[str]) -> Iterator[str]:
