@@ -33,6 +33,11 @@ QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run -
     --remote-debugging-port=0 about:blank""".split()
 
 
+# Without this, headless Chromium says that the machine has no mouse.
+MOUSE = """--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,
+    availablePointerTypes=4""".replace("\n    ", "")
+
+
 class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
@@ -132,7 +137,8 @@ def browse(site: str, options: argparse.Namespace) -> tuple[bytes, list[str]]:
     if chromium is None:
         raise Problem("No Chromium found. Debian: sudo apt install chromium")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [chromium, *QUIET[:-1], f"--user-data-dir={profile}", QUIET[-1]]
+        mouse = [] if options.width < 600 else [MOUSE]
+        command = [chromium, *QUIET[:-1], *mouse, f"--user-data-dir={profile}", QUIET[-1]]
         browser = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
