@@ -228,11 +228,12 @@ class Sources:
         """The source of one HLO line, None if it names none."""
         places: list[tuple[str, str]] = []
         if found := re.search(r"\bstack_frame_id=(\d+)", line):
-            todo = dict(self._frames)  # a frame is its own parent where the stack ends
-            frame = found[1]
-            while frame in todo:
-                place, frame = todo.pop(frame)
+            # XLA prints 1 + the parent: the first frame, which has none, says 1.
+            frame, off = int(found[1]), int(self._frames.get("1", ("", "0"))[1] or 0)
+            while str(frame) in self._frames and len(places) < len(self._frames):
+                place, parent = self._frames[str(frame)]
                 places.append(self._places[place])
+                frame = int(parent or 0) - off
         elif found := re.search(r'source_file="([^"]*)" source_line=(\d+)', line):
             places.append((found[1], found[2]))
         installed = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen")
