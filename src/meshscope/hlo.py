@@ -16,6 +16,7 @@ Groups = tuple[tuple[int, ...], ...]
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*->.*\{\s*$")
 _NAME = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _CALLED = re.compile(
     r"\b(body|condition|calls|to_apply|branch_computations|true_computation|"
     r"false_computation|called_computations)=(?:\{([^}]*)\}|(%?[\w.\-]+))"
@@ -75,42 +76,47 @@ def parse(text: str) -> Program:
             computations[current] = {}
             entry = current if header[1] else entry
         elif current and line[:1].isspace() and line.strip():
-            try:
-                instruction = _instruction(line)
+            if instruction := _instruction(line):
                 computations[current][instruction.name] = instruction
-            except (ValueError, TypeError):
+            else:
                 unread.append(line.strip())
     return Program(computations, entry, tuple(unread))
 
 
-def _instruction(line: str) -> Instruction:
+def _instruction(line: str) -> Instruction | None:
     # %name = type opcode(operands), attributes: only brackets tell where a part ends
     # (a type on TPU is f32[8,128]{1,0:T(8,128)}, a tuple's type starts with one).
     head = _NAME.match(line)
-    bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', line[head.end() :])  # type: ignore[union-attr]
-    end = _closing(bare, 0) if bare.startswith("(") else bare.index(" ")
-    opcode = re.compile(r"\s*([a-z][\w\-]*)\(").match(bare, end)
-    close = _closing(bare, opcode.end() - 1)  # type: ignore[union-attr]
-    literal = bare[opcode.end() : close - 1]  # type: ignore[union-attr]
-    operands = tuple(re.findall(r"%([\w.\-]+)", literal))
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', line[head.end() :] if head else "")
+    end = _closing(bare, 0) if bare.startswith("(") else bare.find(" ")
+    opcode = _OPCODE.match(bare, end)
+    close = _closing(bare, opcode.end() - 1) if opcode else 0
+    if head is None or opcode is None or not close:
+        return None
+    literal = bare[opcode.end() : close - 1]
     result = tuple(
         (kind, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n))
         for kind, dims in _ARRAY.findall(bare[:end])
     )
-    name, kind = head[1], opcode[1]  # type: ignore[index]
     return Instruction(
-        name, kind, result, operands, literal, bare[close:], line.strip()
+        name=head[1],
+        opcode=opcode[1],
+        arrays=result,
+        operands=tuple(re.findall(r"%([\w.\-]+)", literal)),
+        literal=literal,
+        attributes=bare[close:],
+        line=line.strip(),
     )
 
 
 def _closing(text: str, start: int) -> int:
-    """The index after the bracket that closes the one at ``start``."""
+    """The index after the bracket that closes the one at `start`, 0 if none does."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
         if depth == 0:
             return i + 1
-    raise ValueError("unbalanced brackets")
+    return 0
 
 
 def nbytes(array: Array) -> int:
@@ -165,9 +171,7 @@ def _mesh_groups(sizes: str, ids: str | None, axes: str) -> Groups:
     # A sub-axis 'a':(2)4 is the middle one of three that 'a' is split into: 2, 4, rest.
     used = [
         (name, int(before or 1), int(size or 0))
-        for name, before, size in re.findall(
-            r"'?([^',:]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes
-        )
+        for name, before, size in re.findall(r"'?([^',:]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes)
     ]
     shape: list[int] = []
     inside: list[int] = []
