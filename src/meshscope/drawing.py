@@ -458,13 +458,7 @@ def _picture(s: _Scene) -> _Pen:
 
 
 def _edge(
-    s: _Scene,
-    pen: _Pen,
-    side: int,
-    spots: list[float],
-    long: float,
-    gap: float,
-    at: float,
+    s: _Scene, pen: _Pen, side: int, spots: list[float], long: float, gap: float, at: float
 ) -> float:
     """Bars along an edge, one per mesh axis, cut where it cuts; then numbers."""
     edge, segments = s.edges[side], 1

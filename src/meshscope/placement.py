@@ -9,14 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import (
-    AbstractMesh,
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-    Sharding,
-)
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 Axes = tuple[tuple[str, int], ...]  # (name, size) of mesh axes, major first
 Index = tuple[int, ...]
@@ -179,9 +172,7 @@ def _array(
         if concrete:
             held.append(_id(mesh, position))
         elif not held:
-            held.append(
-                ",".join(str(i) if a in used else ":" for a, i in where.items())
-            )
+            held.append(",".join(str(i) if a in used else ":" for a, i in where.items()))
     partial: frozenset[str] = spec.unreduced or frozenset()
     verbs = dict.fromkeys(partial, "partial sums") | (verbs or {})
     notes: dict[str, Axes] = {}
@@ -191,9 +182,7 @@ def _array(
             notes[verb] = (*notes.get(verb, ()), (a, n))
     keys = "device" if concrete else f"device ({', '.join(sizes)})"
     mesh_axes = tuple(sizes.items())
-    return Placement(
-        what, text, tuple(edges), blocks, mesh_axes, (*notes.items(),), keys
-    )
+    return Placement(what, text, tuple(edges), blocks, mesh_axes, (*notes.items(),), keys)
 
 
 def _part(axes: Axes, where: dict[str, int]) -> int:

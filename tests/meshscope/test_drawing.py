@@ -71,16 +71,10 @@ def read_dimension(text):
     return int(found["dim"] or -1), size, axes, part
 
 
-def split_of(text, rank):
-    """{dimension: (size, axes)} as the drawing states them, for either rendering."""
-    stated = {}
-    for line in text:
-        dim, size, axes, _ = read_dimension(line)
-        stated[dim] = (size, axes)
-    if rank <= 2:  # without numbers: the side comes first, then the top
-        stated = dict(enumerate(stated.values())) if len(text) == len(stated) else {
-            d: read_dimension(t)[1:3] for d, t in enumerate(text)
-        }
+def split_of(lines, rank):
+    """{dimension: (size, axes)} as stated: numbered, or the rows' line before the columns'."""
+    read = enumerate(map(read_dimension, lines))
+    stated = {dim if rank > 2 else n: (size, axes) for n, (dim, size, axes, _) in read}
     assert sorted(stated) == list(range(rank))
     return stated
 
@@ -88,50 +82,8 @@ def split_of(text, rank):
 def leading(panel_name):
     """'dim 0 [0:4] stage 1' -> {0: (0, 4)}."""
     return {
-        int(d): (int(a), int(b))
-        for d, a, b in re.findall(r"dim (\d+) \[(\d+):(\d+)\]", panel_name)
+        int(d): (int(a), int(b)) for d, a, b in re.findall(r"dim (\d+) \[(\d+):(\d+)\]", panel_name)
     }
-
-
-def read_svg(drawing, rank):
-    """(boxes by device label, stated dimensions, the picture)."""
-    picture = Picture(drawing.svg)
-    blocks = picture.blocks
-    side_text = {}
-    for x, y, text in sorted(picture.texts["side"], key=lambda t: t[1]):
-        side_text.setdefault(panel_of(picture, y), []).append(text)
-    sides = {" ".join(lines) for lines in side_text.values()}
-    assert len(sides) <= 1, "every panel has the same rows"
-    tops = [t for t in picture.lines() if re.fullmatch(SIZE, t)]
-    stated = split_of([*sides, *tops], rank)
-    dims = [read_dimension(t)[0] for t in sides] + [
-        read_dimension(t)[0] for t in tops[-1:]
-    ]
-    if rank <= 2:
-        dims = list(range(rank))
-    row, col = (dims if rank > 1 else [None, *dims, None])[:2]
-    boxes = collections.defaultdict(list)
-    for block in blocks:
-        x, y, w, h = block
-        panel = panel_of(picture, y)
-        peers = [b for b in blocks if panel_of(picture, b[1]) == panel]
-        box = {d: (0, size) for d, (size, _) in stated.items()}
-        if row is not None:
-            box[row] = span(y, h, [(b[1], b[3]) for b in peers], stated[row][0])
-        if col is not None:
-            box[col] = span(x, w, [(b[0], b[2]) for b in peers], stated[col][0])
-        box |= leading(panel)
-        for label in picture.labels(block):
-            boxes[label].append(tuple(box[d] for d in range(rank)))
-    return boxes, stated, picture
-
-
-def span(at, long, peers, size):
-    """Elements that a block spans, from its place in the row of its peers."""
-    first, last = min(peers), max(peers)
-    gap = min([b[0] - a[0] - a[1] for a, b in zip(sorted(set(peers)), sorted(set(peers))[1:])] or [0])
-    whole = last[0] + last[1] + gap - first[0]
-    return round((at - first[0]) / whole * size), round((at + long + gap - first[0]) / whole * size)
 
 
 def panel_of(picture, y):
@@ -139,65 +91,105 @@ def panel_of(picture, y):
     return max(names, key=lambda t: t[1])[2] if names else ""
 
 
+def span(at, long, peers, size):
+    """Elements that a block spans, from its place in the row of its peers."""
+    starts = sorted(set(peers))
+    gap = starts[1][0] - sum(starts[0]) if len(starts) > 1 else 0
+    first, whole = starts[0][0], sum(starts[-1]) + gap - starts[0][0]
+    return round((at - first) / whole * size), round((at + long + gap - first) / whole * size)
+
+
+def read_svg(drawing, rank):
+    """(boxes by device label, stated dimensions, the picture)."""
+    picture = Picture(drawing.svg)
+    side_text = collections.defaultdict(list)
+    for _, y, text in sorted(picture.texts["side"], key=lambda t: t[1]):
+        side_text[panel_of(picture, y)].append(text)
+    sides = {" ".join(lines) for lines in side_text.values()}
+    assert len(sides) <= 1, "every panel has the same rows"
+    tops = [t for t in picture.lines() if re.fullmatch(SIZE, t)]
+    stated = split_of([*sides, *tops], rank)
+    grid = list(range(rank))
+    if rank > 2:
+        grid = [read_dimension(t)[0] for t in [*sides, tops[-1]]]
+    boxes = collections.defaultdict(list)
+    for block in picture.blocks:
+        x, y, w, h = block
+        panel = panel_of(picture, y)
+        peers = [b for b in picture.blocks if panel_of(picture, b[1]) == panel]
+        box = {d: (0, size) for d, (size, _) in stated.items()} | leading(panel)
+        if rank:
+            box[grid[-1]] = span(x, w, [(b[0], b[2]) for b in peers], stated[grid[-1]][0])
+        if rank > 1:
+            box[grid[0]] = span(y, h, [(b[1], b[3]) for b in peers], stated[grid[0]][0])
+        for label in picture.labels(block):
+            boxes[label].append(tuple(box[d] for d in range(rank)))
+        check_numbers(picture, block, panel, [box[d] for d in grid])
+    return boxes, stated, picture
+
+
+def check_numbers(picture, block, panel, ends):
+    """The numbers at a block's edges are where the block begins and ends."""
+    x, y, w, h = block
+    marks = [m for m in picture.texts["marks"] if panel_of(picture, m[1]) == panel]
+    left = min(b[0] for b in picture.blocks)
+    top = min(b[1] for b in picture.blocks if panel_of(picture, b[1]) == panel)
+    above = {int(text): at for at, row, text in marks if row < top and text}
+    beside = {int(text): row - 3.5 for at, row, text in marks if at < left and row > top and text}
+    for (start, stop), seen, at in zip(ends[::-1], (above, beside), ((x, x + w), (y, y + h))):
+        assert seen[start] == pytest.approx(at[0], abs=6) if start in seen else len(seen) > 4
+        assert seen[stop] == pytest.approx(at[1], abs=6) if stop in seen else len(seen) > 4
+
+
 def read_text(drawing, rank):
     """(boxes by device label, stated dimensions) from the box-drawing characters."""
     lines = drawing.text.split("\n")
-    boxes, panel, stated_lines, sides = collections.defaultdict(list), "", [], set()
-    grid_dims = []
+    blocks, panel, tops, sides = [], "", {}, set()
     n = 0
     while n < len(lines):
-        line = lines[n]
-        if re.fullmatch(r"(dim \d+ \[\d+:\d+\] ?.*)+", line):
-            panel = line
-        elif re.fullmatch(SIZE, line.strip()):
-            stated_lines.append(line.strip())
-        if "┌" in line:
-            stop = next(k for k in range(n, len(lines)) if "└" in lines[k])
-            grid = lines[n : stop + 1]
-            left = line.index("┌")
-            cuts = [i for i, c in enumerate(line) if c in "┌┬┐"]
-            if rank:
-                ticks = {m.start(): int(m[0]) for m in re.finditer(r"\d+", lines[n - 1])}
-                assert set(ticks) == set(cuts), "a number stands at every cut"
-            margin = [g[:left] for g in grid]
-            after = stop + 1  # the words on the left may reach below the grid
-            tick = re.compile(r"(\d+) $")
-            rows, open_at, held = [], None, []
-            for k, text in enumerate(grid):
-                if text[left] in "┌├└":
-                    here = int(tick.search(margin[k])[1]) if rank > 1 else 0
-                    if held:
-                        rows.append(((open_at, here), held))
-                    open_at, held = here, []
-                else:
-                    held.append([text[a + 1 : b].split() for a, b in zip(cuts, cuts[1:])])
-            width = left - (max(len(tick.search(m)[0]) for m in margin if tick.search(m)) if rank > 1 else 0)
-            while after < len(lines) and re.fullmatch(r"(÷ .*|= \d+)", lines[after]):
-                margin.append(lines[after])
-                after += 1
-            side = " ".join(filter(None, (m[:width].strip() if rank > 1 else "" for m in margin)))
-            if side:
-                sides.add(side)
-            for (a, b), held in rows:
-                (cells,) = held
-                for (x, y), labels in zip(zip(cuts, cuts[1:]), cells):
-                    for label in labels:
-                        grid_box = [(a, b)] if rank > 1 else []
-                        grid_box += [(ticks[x], ticks[y])] if rank else []
-                        boxes[label].append((panel, grid_box))
-            n = after - 1
-        n += 1
-    assert len(sides) <= 1
-    top = stated_lines[-1:]
-    stated = split_of([*sides, *dict.fromkeys(stated_lines)] if rank != 2 else [*sides, *top], rank)
-    dims = list(range(rank)) if rank <= 2 else [read_dimension(t)[0] for t in [*sides, *top]]
-    found = collections.defaultdict(list)
-    for label, entries in boxes.items():
-        for name, grid_box in entries:
-            box = {d: (0, size) for d, (size, _) in stated.items()}
-            box |= dict(zip(dims, grid_box)) | leading(name)
-            found[label].append(tuple(box[d] for d in range(rank)))
-    return found, stated
+        if re.match(r"dim \d+ \[", lines[n]):
+            panel = lines[n]
+        elif re.fullmatch(SIZE, lines[n].strip()):
+            tops[lines[n].strip()] = True
+        if "┌" not in lines[n]:
+            n += 1
+            continue
+        cuts = [i for i, c in enumerate(lines[n]) if c in "┌┬┐"]
+        columns = [(0, 0)] * (len(cuts) - 1)
+        if rank:
+            ticks = {m.start(): int(m[0]) for m in re.finditer(r"\d+", lines[n - 1])}
+            assert list(ticks) == cuts, "a number stands at every cut"
+            columns = list(zip(ticks.values(), list(ticks.values())[1:]))
+        margin, held, rows, start = [], [], (0, 0), 0
+        while n < len(lines) and lines[n][cuts[0] : cuts[0] + 1] in tuple("┌├│└"):
+            before, joint = lines[n][: cuts[0]], lines[n][cuts[0]]
+            at = re.search(r"(\d*) $", before) if rank > 1 else None
+            margin.append(before[: at.start()].strip() if at else "")
+            if joint == "│":
+                held = [lines[n][a + 1 : b].split() for a, b in zip(cuts, cuts[1:])]
+            elif at:
+                rows = (start, start := int(at[1]))
+            if joint in "├└":
+                for column, labels in zip(columns, held):
+                    box = [rows] * (rank > 1) + [column] * (rank > 0)
+                    blocks += [(label, panel, box) for label in labels]
+            n += 1
+        while n < len(lines) and re.fullmatch(r"÷ .*|= \d+", lines[n]):
+            margin.append(lines[n])  # the words on the left may reach below the blocks
+            n += 1
+        sides.add(" ".join(filter(None, margin)))
+    assert len(sides) == 1, "every panel has the same rows"
+    sides -= {""}
+    stated = split_of([*sides, *tops], rank)
+    grid = list(range(rank))
+    if rank > 2:
+        grid = [read_dimension(t)[0] for t in [*sides, list(tops)[-1]]]
+    boxes = collections.defaultdict(list)
+    for label, panel, ends in blocks:
+        box = {d: (0, size) for d, (size, _) in stated.items()}
+        box |= leading(panel) | dict(zip(grid, ends))
+        boxes[label].append(tuple(box[d] for d in range(rank)))
+    return boxes, stated
 
 
 # The truth, from the array itself.
@@ -246,9 +238,7 @@ def arrays(draw):
     spec = [None if not p else p[0] if len(p) == 1 else tuple(p) for p in parts]
     while spec and spec[-1] is None and draw(st.booleans()):
         spec.pop()
-    shape = [
-        draw(st.integers(1, 3)) * math.prod(mesh.shape[a] for a in p) for p in parts
-    ]
+    shape = [draw(st.integers(1, 3)) * math.prod(mesh.shape[a] for a in p) for p in parts]
     x = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     return jax.device_put(x, NamedSharding(mesh, P(*spec))), x, mesh
 
@@ -309,7 +299,8 @@ def test_a_bar_covers_the_blocks_of_one_coordinate_of_its_axis(case):
         if fill == "currentColor":
             continue
         under = [
-            b for b in picture.blocks
+            b
+            for b in picture.blocks
             if (x0 <= b[0] + b[2] / 2 <= x0 + w if w > h else y0 <= b[1] + b[3] / 2 <= y0 + h)
         ]
         if w > h and picture.texts["panel"]:
@@ -323,16 +314,10 @@ def test_a_bar_covers_the_blocks_of_one_coordinate_of_its_axis(case):
 
 
 def colours_of(names):
-    """Fill of each axis, seen where a drawing of the mesh uses it."""
-    found = {}
-    for name in names:
-        others = [n for n in names if n != name]
-        picture = Picture(ms.show(AbstractMesh((2,) * len(names), tuple(names))).svg)
-        for element in picture.root.iter(f"{SVG}tspan"):
-            if element.text == name:
-                found[name] = re.search(r"(var\(.*?\))\)?$", element.get("fill"))[1]
-        assert name in found, others
-    return found
+    """Fill of each axis, from how a drawing of a mesh writes its name."""
+    picture = Picture(ms.show(AbstractMesh((2,) * len(names), tuple(names))).svg)
+    spans = {t.text: t.get("fill") for t in picture.root.iter(f"{SVG}tspan")}
+    return {name: re.search(r"var\([^)]*\)", spans[name])[0] for name in names}
 
 
 @EXAMPLES
@@ -358,5 +343,5 @@ def test_a_mesh_shows_each_device_at_its_coordinates(case):
     for name, size in mesh.shape.items():
         assert f"{name}({size})" in drawing.text.replace("\n", " ")
         assert f"{name}({size})" in "".join(words(t) for t in picture.root.iter(f"{SVG}text"))
-    ids = [int(n) for line in drawing.text.split("\n") if "│" in line for n in re.findall(r"\d+", line.split("│", 1)[1])]
-    assert ids == [d.id for d in mesh.devices.flat]
+    rows = [line.split("│", 1)[1] for line in drawing.text.split("\n") if "│" in line]
+    assert [int(i) for i in re.findall(r"\d+", " ".join(rows))] == [d.id for d in mesh.devices.flat]

@@ -1,0 +1,445 @@
+"""What show accepts and refuses, and what every drawing promises: size, contrast,
+determinism, a label for those who cannot see it, plain text without control codes."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_drawing import Picture, check, read_svg, read_text, words
+
+import meshscope as ms
+from meshscope.drawing import COLOURS
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+
+
+def mesh_of(sizes=(2, 4), names=("data", "model"), kind=AUTO):
+    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
+
+
+def array(shape, spec, mesh=None):
+    x = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    return jax.device_put(x, NamedSharding(mesh or mesh_of(), spec))
+
+
+def shape_of(shape, spec, mesh):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+
+def gallery():
+    mesh, cube = mesh_of(), mesh_of((2, 2, 2), ("stage", "fsdp", "model"))
+    yield ms.show(mesh)
+    yield ms.show(cube)
+    yield ms.show(mesh.abstract_mesh)
+    for spec in [P(), P("data"), P("data", "model"), P(None, ("model", "data"))]:
+        yield ms.show(array((8, 16), spec), title="x_BD")
+    yield ms.show(array((), P()))
+    yield ms.show(array((16,), P(("data", "model"))))
+    yield ms.show(shape_of((4, 8, 16, 32), P("stage", "fsdp", None, "model"), cube))
+    yield ms.show(shape_of((4096, 65536, 8), P(("stage", "model"), "fsdp"), cube))
+    yield ms.show({"w": array((8, 16), P("data")), "b": array((16,), P())})
+
+
+# Other things than an array with a mesh.
+
+
+@pytest.mark.parametrize("spec", [P(), P("data"), P("data", "model"), P(("model", "data"))])
+def test_a_shape_with_a_sharding_is_drawn_like_the_array(spec):
+    x = array((8, 16), spec)
+    for other in [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        nnx.Param(x),
+        nnx.Param(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)),
+    ]:
+        assert ms.show(other) == ms.show(x)
+    pair = ms.show((x.shape, x.sharding))
+    assert pair.text == ms.show(x).text.replace("float32", "")
+
+
+def test_an_array_on_one_device():
+    x = jnp.arange(12.0).reshape(3, 4)
+    _, picture = check(ms.show(x), x, np.asarray(x))
+    assert len(picture.blocks) == 1
+    assert "SingleDeviceSharding" in ms.show(x).text
+
+
+def test_a_sharding_that_lost_its_axis_names():
+    from jax._src.sharding_impls import GSPMDSharding  # only instances are public
+
+    mesh = Mesh(np.array(jax.devices())[[3, 1, 4, 0, 5, 7, 2, 6]].reshape(2, 4), ("a", "b"))
+    host = np.arange(64).reshape(8, 8)
+    for spec in [P("b"), P(None, ("b", "a")), P("a", "b"), P()]:
+        hlo = NamedSharding(mesh, spec)._to_xla_hlo_sharding(2)
+        x = jax.device_put(host, GSPMDSharding(tuple(mesh.devices.flat), hlo))
+        assert type(x.sharding).__name__ == "GSPMDSharding"
+        check(ms.show(x), x, host)
+        copies = len(x.addressable_shards) // len({str(s.index) for s in x.addressable_shards})
+        assert (f"copied × {copies}" in ms.show(x).text) == (copies > 1)
+
+
+def test_what_jit_makes_of_an_uneven_constraint():
+    mesh = mesh_of()
+    sharding = NamedSharding(mesh, P("model"))
+    constrain = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding))
+    host = np.arange(40.0, dtype=np.float32).reshape(10, 4)
+    x = constrain(host)
+    check(ms.show(x), x, host)
+
+
+@pytest.mark.parametrize("spec", [P(), P("data"), P("model", "data"), P(None, ("data", "model"))])
+def test_a_traced_array_is_labelled_with_mesh_coordinates(spec):
+    mesh = mesh_of(kind=EXPLICIT)
+    x = array((8, 16), spec, mesh)
+    drawn = []
+    jax.jit(lambda y: drawn.append(ms.show(y)) or y)(x)
+    (drawing,) = drawn
+    truth = {str(d.id): box for d, box in x.sharding.devices_indices_map(x.shape).items()}
+    for boxes in (read_svg(drawing, 2)[0], read_text(drawing, 2)[0]):
+        found = {}
+        for label, (box,) in boxes.items():
+            at = tuple(slice(None) if i == ":" else int(i) for i in label.split(","))
+            for device in np.atleast_1d(mesh.devices[at]).flat:
+                assert str(device.id) not in found
+                found[str(device.id)] = box
+        assert found == {
+            k: tuple(s.indices(n)[:2] for s, n in zip(v, x.shape)) for k, v in truth.items()
+        }
+    assert "each device (data, model): " in drawing.text
+    assert ms.show(jax.typeof(x)) == drawing
+
+
+def test_partial_sums_and_varying_values_are_not_called_copies():
+    mesh = mesh_of(kind=EXPLICIT)
+    drawn = []
+
+    def product(x, w):
+        y = jnp.einsum("bd,df->bf", x, w, out_sharding=P(unreduced={"model"}))
+        drawn.append(ms.show(y).text)
+        return jax.reshard(y, P())
+
+    with jax.set_mesh(mesh):
+        jax.jit(product)(array((4, 8), P(None, "model"), mesh), array((8, 4), P("model"), mesh))
+    assert "partial sums over model(4)" in drawn[0]
+    assert "copied over data(2)" in drawn[0]
+
+    def block(x):
+        drawn.append(ms.show(x).text)
+        return x
+
+    jax.shard_map(block, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(
+        array((8, 4), P("data"), mesh)
+    )
+    assert "varying over data(2)" in drawn[1]
+    assert "copied over model(4)" in drawn[1]
+
+
+def test_a_tree_is_drawn_leaf_by_leaf():
+    tree = {"layer": [array((8, 16), P("data")), array((16,), P("model"))], "s": array((), P())}
+    drawing = ms.show(tree, title="params")
+    alone = [ms.show(leaf) for leaf in jax.tree.leaves(tree)]
+    texts = drawing.text.split("\n\n")
+    assert [t.split("\n", 1)[0] for t in texts] == ["params", "layer.1", "s"]
+    assert texts[0].split("\n")[1] == "layer.0"
+    for text, one in zip(texts, alone):
+        assert text.endswith(one.text)
+    assert drawing._repr_html_().count("<svg ") == 3
+    everything = Picture(drawing.svg)
+    assert len(everything.blocks) == sum(len(Picture(a.svg).blocks) for a in alone)
+    with jax.set_mesh(mesh_of()):
+        layer = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+    assert "\nkernel\n" in "\n" + ms.show(layer).text
+    assert "\nkernel\n" in "\n" + ms.show(nnx.state(layer)).text
+
+
+def test_many_leaves_make_a_table():
+    tree = {f"layer{i:02}": array((8, 16), P(None, "model")) for i in range(13)}
+    drawing = ms.show(tree, title="params")
+    rows = [re.split(r"  +", line) for line in drawing.text.split("\n")[2:]]
+    assert rows == [[k, "float32[8,16]", "P(None, 'model')", "8×4"] for k in tree]
+    lines = [words(t) for t in ET.fromstring(drawing.svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert [line for line in lines if line.startswith("layer")] == list(tree)
+    tree = {f"layer{i:03}": array((8,), P("model")) for i in range(75)}
+    drawing = ms.show(tree)
+    shown = len(re.findall(r"layer\d", drawing.text))
+    assert f"⋯ {75 - shown} more leaves" in drawing.text
+    assert f"⋯ {75 - shown} more leaves" in drawing.svg
+
+
+# 256 devices.
+
+
+def test_256_mesh_coordinates_fit_a_column():
+    mesh = AbstractMesh((16, 16), ("data", "model"), axis_types=(AUTO, AUTO))
+    drawing = ms.show(((4096, 4096), NamedSharding(mesh, P("data", "model"))))
+    boxes, _, picture = read_svg(drawing, 2)
+    assert dict(boxes) == {
+        f"{i},{j}": [((256 * i, 256 * i + 256), (256 * j, 256 * j + 256))]
+        for i, j in itertools.product(range(16), range(16))
+    }
+    assert float(picture.root.get("width")) <= 700
+
+
+def test_what_is_left_out_is_counted():
+    mesh = AbstractMesh((4, 64), ("data", "model"), axis_types=(AUTO, AUTO))
+    for spec in [P(("data", "model")), P(None, ("model", "data")), P("data", "model")]:
+        drawing = ms.show(((512, 512), NamedSharding(mesh, spec)))
+        shown = len(Picture(drawing.svg).blocks)
+        assert f"⋯ {256 - shown} of 256 not drawn" in drawing.text
+        assert f"⋯ {256 - shown} of 256 not drawn" in drawing.svg
+        assert len(re.findall(r"\d+,\d+", drawing.text.split("\n", 1)[1])) == shown
+        assert len(drawing.svg) < 16_000
+
+
+def test_256_devices_are_compressed_and_complete():
+    program = """
+    import re, jax
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 256)
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    import meshscope as ms
+    mesh = jax.make_mesh((16, 16), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    full = ms.show(mesh)
+    ids = [int(n) for line in full.text.split("\\n")[3:] if "│" in line
+           for n in re.findall(r"\\d+", line.split("│", 1)[1])]
+    assert ids == list(range(256)), ids
+    def cells(spec):
+        text = ms.show(((512, 512), NamedSharding(mesh, spec))).text
+        assert max(map(len, text.split("\\n"))) <= 120, text
+        return [c.strip() for line in text.split("\\n") if "│" in line
+                for c in line.split("│")[1:-1]]
+    for i, cell in enumerate(cells(P("data"))):
+        assert cell == f"{16 * i}–{16 * i + 15}", cell
+    narrow = cells(P(None, "model"))
+    for i in range(16):
+        assert narrow[i] + narrow[i + 16] == f"{i},{i + 16}…{i + 240}", narrow
+    assert cells(P()) == ["0–255"]
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Refusals say what to do instead.
+
+CASES = {
+    "host array": (lambda m: np.zeros(3), TypeError, r"jax\.device_put"),
+    "number": (lambda m: 3.0, TypeError, r"jax\.device_put"),
+    "host leaf": (lambda m: {"a": {"b": np.zeros(3)}}, TypeError, r"leaf a\.b"),
+    "function": (lambda m: jnp.sin, TypeError, "its result"),
+    "jitted": (lambda m: jax.jit(jnp.sin), TypeError, "its result"),
+    "compiled": (lambda m: jax.jit(jnp.sin).lower(1.0).compile(), TypeError, "what it returns"),
+    "spec": (lambda m: P("data"), TypeError, r"\(shape, jax\.NamedSharding"),
+    "sharding": (lambda m: NamedSharding(m, P()), TypeError, r"\(shape, jax\.NamedSharding"),
+    "shape and spec": (lambda m: ((8, 8), P("data")), TypeError, r"jax\.NamedSharding\(mesh"),
+    "text": (lambda m: "w", TypeError, "pass an array"),
+    "empty": (lambda m: {}, ValueError, "no leaves"),
+    "none": (lambda m: None, ValueError, "no leaves"),
+    "bare shape": (lambda m: jax.ShapeDtypeStruct((3,), jnp.float32), ValueError, "sharding=sharding"),
+    "empty mesh": (lambda m: jax.sharding.get_mesh(), ValueError, r"jax\.make_mesh"),
+    "long spec": (lambda m: ((8,), NamedSharding(m, P(None, "data"))), ValueError, "2 dimensions"),
+    "unconstrained": (
+        lambda m: ((8,), NamedSharding(m, P(P.UNCONSTRAINED))), ValueError, "UNCONSTRAINED"),
+    "uneven": (
+        lambda m: ((64, 10), NamedSharding(m, P("data", "model"))), ValueError,
+        r"dimension 1 of \[64,10\] has size 10, which mesh axis 'model' of size 4"),
+    "uneven leaf": (
+        lambda m: {"w": shape_of((6, 8), P(("data", "model")), m)}, ValueError,
+        r"size 6, .*'data' of size 2 × 'model' of size 4 does not divide \(leaf w\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_refusal_says_what_to_pass_instead(name):
+    make, kind, says = CASES[name]
+    with pytest.raises(kind, match=says):
+        ms.show(make(mesh_of()))
+
+
+def test_an_uneven_sharding_without_names_is_refused():
+    from jax._src.sharding_impls import GSPMDSharding
+
+    mesh = mesh_of()
+    hlo = NamedSharding(mesh, P("model"))._to_xla_hlo_sharding(1)
+    with pytest.raises(ValueError, match=r"\[10\] does not divide evenly"):
+        ms.show(((10,), GSPMDSharding(tuple(mesh.devices.flat), hlo)))
+
+
+def test_an_array_that_the_compiler_has_not_placed_is_refused():
+    with pytest.raises(ValueError, match="Auto axes.* what the jitted function returns"):
+        jax.jit(lambda x: ms.show(x) and x)(array((8, 16), P("data")))
+    with pytest.raises(ValueError, match="without a mesh"):
+        jax.jit(lambda x: ms.show(x) and x)(np.zeros((8, 16)))
+
+
+# Promises of every drawing.
+
+
+def test_a_drawing_stands_alone_and_says_what_it_shows():
+    for drawing in gallery():
+        root = ET.fromstring(drawing.svg)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("role") == "img"
+        assert len(drawing.svg.encode()) <= 8_000
+        assert not re.search(
+            r"\bid=|href|url\(|<script|<style|\x1b|http(?!://www.w3.org/2000/svg)", drawing.svg
+        )
+        colours = re.findall(r'(?:fill|stroke)="([^"]*)"', drawing.svg)
+        for colour in set(colours) - {"none", "currentColor"}:
+            assert re.search(r"var\(--ms-[a-z0-9-]+,#[0-9a-f]{6}\)", colour)
+        files = ET.fromstring(drawing._repr_svg_())
+        assert files[0].text.startswith("svg{color:")
+
+
+def test_the_label_names_what_axes_and_conclusion():
+    label = ET.fromstring(ms.show(array((8, 16), P("data")), title="x_BD").svg).get("aria-label")
+    for part in [
+        "x_BD",
+        "float32[8,16]",
+        "P('data')",
+        "dimension 0 of size 8 split over data into 2 of 4",
+        "dimension 1 of size 16 whole",
+        "copied over model(4)",
+        "each device: 4×16",
+    ]:
+        assert part in label
+    label = ET.fromstring(ms.show(mesh_of()).svg).get("aria-label")
+    assert (
+        "axis data of size 2, Auto; axis model of size 4, Auto; in order 0 1 2 3 4 5 6 7" in label
+    )
+
+
+def test_drawings_are_the_same_every_time():
+    first, second = list(gallery()), list(gallery())
+    assert first == second
+    program = "import jax; jax.config.update('jax_num_cpu_devices', 8); import meshscope as ms; " \
+        "print(ms.show(jax.make_mesh((2, 4), ('zeta', 'model'))).svg)"  # fmt: skip
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(runs) == 1
+
+
+def test_text_is_plain():
+    for drawing in gallery():
+        assert repr(drawing) == str(drawing) == drawing.text
+        assert (
+            drawing.text.isprintable()
+            or set(drawing.text) - {"\n"}
+            and all(c.isprintable() for c in drawing.text.replace("\n", ""))
+        )
+        assert not any(line != line.rstrip() for line in drawing.text.split("\n"))
+        assert max(map(len, drawing.text.split("\n"))) <= 88
+
+
+def test_titles_are_text_not_markup():
+    drawing = ms.show(mesh_of(), title='<b> & "x"')
+    assert '<b> & "x"' in [words(t) for t in ET.fromstring(drawing.svg).iter() if t.text]
+    assert drawing.text.startswith('<b> & "x"\n')
+    assert "a<b" in words(ET.fromstring(ms.show(AbstractMesh((2,), ("a<b",))).svg))
+
+
+def test_nothing_overlaps_or_leaves_the_picture():
+    for drawing in gallery():
+        for svg in drawing.pieces:
+            picture = Picture(svg)
+            width, height = (float(picture.root.get(k)) for k in ("width", "height"))
+            assert width <= 360
+            for x, y, w, h in picture.blocks:
+                assert 0 < x and x + w < width and 0 < y and y + h < height
+            pairs = itertools.combinations(picture.blocks, 2)
+            for (x, y, w, h), (a, b, c, d) in pairs:
+                assert x + w < a or a + c < x or y + h < b or b + d < y
+            chips = [
+                [float(r.get(k)) for k in ("x", "y", "width", "height")]
+                for g in picture.root.iter() if g.get("class") == "ms-chips" for r in g
+            ]  # fmt: skip
+            for x, y, w, h in chips:
+                assert any(
+                    a < x and b < y and x + w < a + c and y + h < b + d
+                    for a, b, c, d in picture.blocks
+                )
+
+
+def test_a_notebook_stores_the_picture_and_the_text_and_nothing_else(monkeypatch):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    stored = []
+    monkeypatch.setattr(
+        "IPython.core.displaypub.DisplayPublisher.publish",
+        lambda self, data, *args, **kwargs: stored.append(data),
+    )
+    shell = InteractiveShell.instance()
+    drawing = ms.show(mesh_of())
+    assert shell.display_formatter.format(drawing) == ({}, {})
+    assert stored == [{"text/html": drawing.svg, "text/plain": drawing.text}]
+
+
+# Colours.
+
+
+def linear(colour):
+    c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(colour):
+    return float(np.array([0.2126, 0.7152, 0.0722]) @ linear(colour))
+
+
+def test_fallback_colours_can_be_seen_on_white_and_on_black():
+    for colour in COLOURS.values():
+        assert 1.05 / (luminance(colour) + 0.05) >= 3
+        assert (luminance(colour) + 0.05) / (luminance("#121212") + 0.05) >= 3
+
+
+def test_the_book_s_six_axes_differ_to_colour_blind_eyes():
+    # Machado, Oliveira and Fernandes 2009, severity 1; distances in CIELAB.
+    seen_as = {
+        "trichromat": "1 0 0  0 1 0  0 0 1",
+        "protanope": "0.152286 1.052583 -0.204868  0.114503 0.786281 0.099216  "
+        "-0.003882 -0.048116 1.051998",
+        "deuteranope": "0.367322 0.860646 -0.227968  0.280085 0.672501 0.047413  "
+        "-0.011820 0.042940 0.968881",
+        "tritanope": "1.255528 -0.076749 -0.178779  -0.078411 0.930809 0.147602  "
+        "0.004733 0.691367 0.303900",
+    }
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+
+    def lab(rgb):
+        t = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+        f = np.where(t > 0.008856, np.cbrt(t), 7.787 * t + 16 / 116)
+        return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+    six = ("data", "model", "fsdp", "stage", "seq", "expert")
+    for eye, numbers in seen_as.items():
+        seen = np.array(numbers.split(), float).reshape(3, 3)
+        for a, b in itertools.combinations(six, 2):
+            there, here = (lab(seen @ linear(COLOURS[c])) for c in (a, b))
+            assert np.linalg.norm(there - here) > 12, (eye, a, b)
+
+
+def test_an_axis_keeps_its_colour_whatever_else_the_mesh_has():
+    for name in ("data", "model", "fsdp", "stage", "seq", "expert"):
+        for others in [(), ("a",), ("a", "b", "c")]:
+            svg = ms.show(AbstractMesh((2,) * (1 + len(others)), (*others, name))).svg
+            assert f"var(--ms-{name},{COLOURS[name]})" in svg
+    seven = AbstractMesh((1,) * 7, tuple("abcdefg"))
+    assert len(set(re.findall(r"--ms-([a-z0-9-]+)", ms.show(seven).svg))) == 7
