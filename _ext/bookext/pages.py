@@ -41,6 +41,8 @@ def context_of(
         }
         for language in book.languages
     ]
+    if pagename in app.env.found_docs:
+        context["metatags"] = context.get("metatags", "") + alternates(context["book_langs"])
     context["book_base_url"] = book.site
     context["book_repo_url"] = book.repo
     context["book_zip_url"] = f"{up}notebooks.zip"
@@ -55,6 +57,15 @@ def context_of(
     if pagename in book.chapters:
         context["book_colab_url"] = book.colab_url(pagename, here)
         context["book_ipynb_url"] = f"{up}notebooks/{book.notebook(pagename).name}"
+
+
+def alternates(languages: list[dict[str, Any]]) -> str:
+    """What tells search engines that pages are translations of each other."""
+    default = {"code": "x-default", "abs": languages[0]["abs"]}
+    return "".join(
+        f'\n    <link rel="alternate" hreflang="{page["code"]}" href="{page["abs"]}">'
+        for page in [*languages, default]
+    )
 
 
 def executed_with() -> str:
