@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.stages import Compiled
 
 from .programs import program_text
@@ -112,9 +112,7 @@ class ProgramMemory(Report):
 
     def _table(self) -> Rows:
         rows = [[name, number(value)] for name, value in vars(self).items()]
-        title = (
-            f"{number(self.bytes_per_device)} bytes per device for a compiled program"
-        )
+        title = f"{number(self.bytes_per_device)} bytes per device for a compiled program"
         return title, ("what", "bytes per device"), rows
 
 
@@ -156,7 +154,8 @@ def memory(x: Any) -> Memory | ProgramMemory:
             seen.add(id(leaf))
         shape, sharding = tuple(leaf.shape), leaf.sharding
         size, item = math.prod(shape), leaf.dtype.itemsize
-        piece, count = math.prod(sharding.shard_shape(shape)), sharding.num_devices
+        part, count = tuple(sharding.shard_shape(shape)), sharding.num_devices
+        piece = math.prod(part)
         abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
         for device in range(count) if abstract else sharding.device_set:
             held[device] += piece * item
@@ -168,7 +167,7 @@ def memory(x: Any) -> Memory | ProgramMemory:
                 spec=sharding.spec if isinstance(sharding, NamedSharding) else None,
                 bytes_per_device=piece * item,
                 copies=piece * count // size if size else count,
-                sharded=piece < size,
+                sharded=part != shape,
                 unique_bytes=size * item,
                 total_bytes=piece * count * item,
             )
@@ -182,7 +181,7 @@ def _is_program(x: Any) -> bool:
     if hasattr(x, "memory_analysis"):
         return True
     leaves = jax.tree.leaves(x)
-    alone = len(leaves) == 1 and leaves[0] is x
+    alone = len(leaves) == 1 and leaves[0] is x and not isinstance(x, Mesh)
     return alone and (callable(x) or hasattr(x, "as_text"))
 
 
@@ -193,10 +192,11 @@ def placed_leaves(tree: Any) -> list[tuple[str, Any]]:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
         path = path.removesuffix("value").removesuffix(".")
         if getattr(leaf, "sharding", None) is None:
-            what = f"{path or 'this'} is a {type(leaf).__name__}"
+            what, kind = path or "this", type(leaf).__name__
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 how = "pass jax.ShapeDtypeStruct(shape, dtype, sharding=...)"
-                raise TypeError(f"{what} without a sharding: {how}")
-            raise TypeError(f"{what} on the host: pass jax.device_put(x, sharding)")
+                raise TypeError(f"{what} is a {kind} without a sharding: {how}")
+            how = "pass jax.device_put(x, sharding)"
+            raise TypeError(f"{what} is of type {kind}, no array on devices: {how}")
         found.append((path, leaf))
     return found
