@@ -39,7 +39,8 @@ class Drawing:
 
     ``svg`` is one element that stands alone, in a page or in a file; its colours
     come from ``currentColor`` and the page's ``--ms-…`` variables. ``_repr_svg_()``
-    is for files: it also turns light where the reader prefers a dark page.
+    is for files: it also turns light where the reader prefers a dark page. ``pieces``
+    are the drawings of a tree's leaves, which flow beside each other in a notebook.
     """
 
     svg: str
