@@ -21,7 +21,7 @@ class Strategy:
         return jax.make_mesh((self.data, self.model), ("data", "model"),
                              axis_types=axis_types, devices=jax.devices()[:count])
 
-tiny, large = Config(L=4, D=64, F=256), Config(L=32, D=4096, F=16384)
+tiny, large = Config(L=4, D=96, F=384), Config(L=32, D=4096, F=16384)
 strategies = {"one device": Strategy(1, 1), "data parallel": Strategy(8, 1),
               "tensor parallel": Strategy(1, 8), "FSDP": Strategy(8, 1, "data"),
               "FSDP x tensor": Strategy(2, 4, "data")}
