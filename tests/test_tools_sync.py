@@ -95,3 +95,7 @@ def test_notebooks_have_no_outputs_and_steady_ids():
     assert len({cell.id for cell in one.cells}) == len(one.cells)
     nbformat.validate(one)
     assert all(not cell.outputs for cell in one.cells if cell.cell_type == "code")
+
+
+def test_the_book_is_in_sync():
+    sync.main(["--check"])
