@@ -27,6 +27,11 @@ def message(english, chinese):
     return f'msgid "{english}"\nmsgstr "{chinese}"\n\n'
 
 
+LINKS = (
+    "Sharding specs are [there]({0}book/00-intro.html#second-claim), all [here]({0}notebooks.zip)."
+)
+
+
 def chapter(book):
     page = "book/01-toy"
     return f"""{FRONT}
@@ -37,7 +42,7 @@ def chapter(book):
 > [!WARNING]
 > **Mind** the gap.
 
-Sharding specs are [there]({book.site}book/00-intro.html#second-claim), all of them [here]({book.site}notebooks.zip).
+{LINKS.format(book.site)}
 
 ## An equation
 
@@ -68,14 +73,17 @@ def book(tmp_path_factory):
         "format: jb-book\nroot: book/00-intro\nparts:\n"
         "  - caption: Foundations\n    chapters:\n      - file: book/01-toy\n"
     )
+    book = Book(root)
     catalogues = root / "locale" / "zh_TW" / "LC_MESSAGES" / "book"
     catalogues.mkdir(parents=True)
     (catalogues / "00-intro.po").write_text(PO + message("Foundations", "基礎"), "utf-8")
     (catalogues / "01-toy.po").write_text(
-        PO + message("A toy is a claim", "玩具就是主張") + message("**Mind** the gap.", "**小心** 重新分片規格。"),
+        PO
+        + message("A toy is a claim", "玩具就是主張")
+        + message("**Mind** the gap.", "**小心** 重新分片規格。")
+        + message(LINKS.format(book.site), LINKS.format(book.site).replace("there", "那裡")),
         "utf-8",
     )
-    book = Book(root)
     (root / "book").mkdir()
     (root / "book" / "00-intro.md").write_text("# Intro\n\n## Second claim\n\nText.\n")
     (root / "book" / "01-toy.md").write_text(chapter(book))
@@ -112,7 +120,8 @@ def test_what_is_translated_is_chinese_and_the_rest_is_english(book):
 def test_links_to_the_book_stay_in_the_site_and_in_the_language(book):
     for file in (ENGLISH, CHINESE):
         assert 'href="00-intro.html#second-claim"' in article(book, file)
-        assert 'href="../notebooks.zip"' in html(book, file)
+        assert 'href="../notebooks.zip"' in article(book, file)
+    assert "那裡" in article(book, CHINESE)
     assert 'id="second-claim"' in html(book, "zh-TW/book/00-intro.html")
 
 
@@ -145,7 +154,9 @@ def test_pages_load_nothing_from_another_host_and_math_only_where_there_is_some(
             page = re.sub(r"<a\b[^>]*>", "", html(book, file))
             loaded = re.findall(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="([^"]+)"', page)
             assert not [url for url in loaded if url.startswith(("http:", "//"))]
-            assert not [url for url in loaded if url.startswith("https:") and not url.startswith(book.site)]
+            assert not [
+                url for url in loaded if url.startswith("https:") and not url.startswith(book.site)
+            ]
     assert "mathjax" in html(book, ENGLISH).lower()
     assert not re.search(r"<script[^>]*mathjax", html(book, "book/00-intro.html"), re.I)
 

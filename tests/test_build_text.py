@@ -67,7 +67,14 @@ def test_what_an_address_means(url, means):
 
 def test_chinese_is_indexed_by_pairs_and_latin_by_words():
     search = ChineseSearch({})
-    assert search.split("分片規格（PartitionSpec）是 P") == ["分片", "片規", "規格", "PartitionSpec", "是", "P"]
+    assert search.split("分片規格（PartitionSpec）是 P") == [
+        "分片",
+        "片規",
+        "規格",
+        "PartitionSpec",
+        "是",
+        "P",
+    ]
     for query in ("分片", "規格", "片規格"):
         assert set(search.split(query)) <= set(search.split("重新分片規格表"))
     assert not set(search.split("網格")) & set(search.split("分片規格"))

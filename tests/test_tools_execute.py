@@ -9,7 +9,15 @@ import pytest
 
 from tools import execute
 from tools.book import ROOT, Book, Problem
-from tools.execute import ExecutionFailed, fingerprint, from_cache, missing, open_cache, read, stderr
+from tools.execute import (
+    ExecutionFailed,
+    fingerprint,
+    from_cache,
+    missing,
+    open_cache,
+    read,
+    stderr,
+)
 
 HEAD = """---
 jupytext:
@@ -35,7 +43,9 @@ def cell(code, options=""):
 @pytest.fixture
 def book(tmp_path):
     shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/one\nchapters: [file: book/two]\n")
+    (tmp_path / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/one\nchapters: [file: book/two]\n"
+    )
     (tmp_path / "book").mkdir()
     (tmp_path / "book" / "one.md").write_text(HEAD + cell("print('one')"))
     (tmp_path / "book" / "two.md").write_text(HEAD + cell("print('two')"))
@@ -93,7 +103,9 @@ def test_a_failing_cell_names_itself_and_the_other_chapter_is_kept(book, said):
     message = str(failed.value)
     lines = page.read_text().splitlines()
     fence = max(number for number, line in enumerate(lines, 1) if line.startswith("```{code-cell"))
-    assert f"book/one.md:{fence}: cell 4 failed\n    x + \\\nNameError: name 'missing' is" in message
+    assert (
+        f"book/one.md:{fence}: cell 4 failed\n    x + \\\nNameError: name 'missing' is" in message
+    )
     assert "1 chapter failed; nothing was built." in message
     assert "\x1b" not in message and "/ipykernel_" not in message
     assert missing(book) == ["book/one"]
@@ -128,7 +140,9 @@ def test_what_a_cell_writes_to_stderr_is_told_by_cell(book, said):
     assert stderr(run(book, said)["book/two"]) == []
 
 
-def test_a_kernel_is_this_python_in_an_empty_folder_without_what_changes_jax(book, said, monkeypatch):
+def test_a_kernel_is_this_python_in_an_empty_folder_without_what_changes_jax(
+    book, said, monkeypatch
+):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")

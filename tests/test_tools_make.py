@@ -28,7 +28,9 @@ def python(folder, name, version):
 
 def find(*folders, argument=""):
     path = ":".join([*map(str, folders), "/nowhere"])
-    return subprocess.run(["/bin/sh", FIND, argument], env={"PATH": path}, capture_output=True, text=True)
+    return subprocess.run(
+        ["/bin/sh", FIND, argument], env={"PATH": path}, capture_output=True, text=True
+    )
 
 
 def test_3_12_is_preferred_and_shims_that_fail_are_passed_over(tmp_path):

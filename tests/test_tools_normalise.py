@@ -15,7 +15,10 @@ from tools.normalise import normalise, normalise_text
             "File /home/me/book/.venv/lib/python3.12/site-packages/jax/_src/api.py:7",
             "File jax/_src/api.py:7",
         ),
-        ("\x1b[32m~/.venv/lib/python3.11/site-packages/flax/nnx.py\x1b[39m", "\x1b[32mflax/nnx.py\x1b[39m"),
+        (
+            "\x1b[32m~/.venv/lib/python3.11/site-packages/flax/nnx.py\x1b[39m",
+            "\x1b[32mflax/nnx.py\x1b[39m",
+        ),
         ("/usr/lib/python3/dist-packages/numpy/x.py", "numpy/x.py"),
         ("at /work/src/meshscope/drawing.py:9", "at meshscope/drawing.py:9"),
         ("(/a/site-packages/jax/x.py, /b/site-packages/jax/y.py)", "(jax/x.py, jax/y.py)"),
@@ -48,13 +51,20 @@ def test_every_kind_of_output_is_normalised_but_pictures():
     cell.outputs = [
         new("stream", name="stdout", text=raw),
         new("error", ename="E", evalue=raw, traceback=[raw]),
-        new("execute_result", data={"text/plain": raw, "text/html": raw, "application/json": {"a": [raw]}}),
+        new(
+            "execute_result",
+            data={"text/plain": raw, "text/html": raw, "application/json": {"a": [raw]}},
+        ),
         new("display_data", data={"image/svg+xml": raw, "image/png": raw}),
     ]
     markdown = nbformat.v4.new_markdown_cell(raw)
     normalise(nbformat.v4.new_notebook(cells=[markdown, cell]))
     stream, error, result, picture = cell.outputs
     assert stream.text == short and error.evalue == short and error.traceback == [short]
-    assert result.data == {"text/plain": short, "text/html": short, "application/json": {"a": [short]}}
+    assert result.data == {
+        "text/plain": short,
+        "text/html": short,
+        "application/json": {"a": [short]},
+    }
     assert picture.data == {"image/svg+xml": short, "image/png": raw}
     assert cell.source == f"'{raw}'" and markdown.source == raw

@@ -26,7 +26,11 @@ def contents(root):
 
 
 def occurrences(root, text):
-    return {str(path.relative_to(root)) for path, held in contents(root).items() if text.encode() in held}
+    return {
+        str(path.relative_to(root))
+        for path, held in contents(root).items()
+        if text.encode() in held
+    }
 
 
 def test_all_places_agree():
@@ -36,8 +40,14 @@ def test_all_places_agree():
 def test_a_copy_has_the_new_address_everywhere(copy):
     slug = publish_as.slug(BOOK.repo)
     places = occurrences(copy, slug)
-    for place in ("_config.yml", "book/01-mesh.md", "book/cells/setup.py", "notebooks/01-mesh.ipynb",
-                  "notebooks/zh-TW/01-mesh.ipynb", "CITATION.cff"):
+    for place in (
+        "_config.yml",
+        "book/01-mesh.md",
+        "book/cells/setup.py",
+        "notebooks/01-mesh.ipynb",
+        "notebooks/zh-TW/01-mesh.ipynb",
+        "CITATION.cff",
+    ):
         assert place in places
     publish_as.main(["--site", SITE.rstrip("/"), "--repo", REPO + ".git"], copy)
     assert not occurrences(copy, slug) and not occurrences(copy, BOOK.site.rstrip("/"))
@@ -70,7 +80,9 @@ def test_an_address_that_contains_the_old_one(copy):
 def test_on_github_pages_the_repository_follows_from_the_site(copy):
     publish_as.main(["--site", SITE], copy)
     assert Book(copy).repo == REPO
-    assert publish_as.sound_repo("", "https://me.github.io/") == "https://github.com/me/me.github.io"
+    assert (
+        publish_as.sound_repo("", "https://me.github.io/") == "https://github.com/me/me.github.io"
+    )
 
 
 def test_a_release_is_named_everywhere(copy):

@@ -45,7 +45,9 @@ own = 3
 @pytest.fixture
 def book(tmp_path):
     shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/00-intro\nchapters: [file: book/01-toy]\n")
+    (tmp_path / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/00-intro\nchapters: [file: book/01-toy]\n"
+    )
     (tmp_path / "book" / "cells").mkdir(parents=True)
     (tmp_path / "book" / "00-intro.md").write_text("# Intro\n")
     (tmp_path / "book" / "01-toy.md").write_text(HEAD + CELL)
@@ -75,7 +77,9 @@ def test_check_names_what_is_out_of_date_and_writes_nothing(book):
     sync.main([], book.root)
     book.source("book/01-toy").write_text((HEAD + CELL).replace("own = 3", "own = 4"))
     (book.root / "notebooks" / "00-gone.ipynb").write_text("{}")
-    with pytest.raises(Problem, match=r"book/01-toy\.md.*notebooks/01-toy\.ipynb.*zh-TW.*00-gone.*make sync"):
+    with pytest.raises(
+        Problem, match=r"book/01-toy\.md.*notebooks/01-toy\.ipynb.*zh-TW.*00-gone.*make sync"
+    ):
         sync.main(["--check"], book.root)
     assert "own = 3" in book.notebook("book/01-toy").read_text()
     sync.main([], book.root)

@@ -48,7 +48,9 @@ $$
 item
 ```
 """
-    assert translate(text, MESSAGES) == """\
+    assert (
+        translate(text, MESSAGES)
+        == """\
 ## 主張
 
 第一行與第二行
@@ -77,6 +79,7 @@ $$
 item
 ```
 """
+    )
 
 
 def test_without_messages_nothing_changes():

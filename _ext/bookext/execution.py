@@ -13,7 +13,6 @@ from tools.book import Book, Problem
 from tools.execute import cache_path, execute
 
 
-
 class CellFailed(SphinxError):
     category = "A chapter cannot be executed"
 

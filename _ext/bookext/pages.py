@@ -24,7 +24,7 @@ UNUSED = """
 
 
 def context_of(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
     book = Book(app.srcdir)
     here = book.language(app.config.language)
@@ -47,7 +47,7 @@ def context_of(
     context["book_repo_url"] = book.repo
     context["book_zip_url"] = f"{up}notebooks.zip"
     context["book_stack"] = executed_with()
-    context["book_description"] = app.config.book_description
+    context["book_description"] = thesis(doctree) or app.config.book_description
     if first:
         context["book_first_url"] = f"{up}{first}.html"
         context["book_first_colab"] = book.colab_url(first, here)
@@ -57,6 +57,14 @@ def context_of(
     if pagename in book.chapters:
         context["book_colab_url"] = book.colab_url(pagename, here)
         context["book_ipynb_url"] = f"{up}notebooks/{book.notebook(pagename).name}"
+
+
+def thesis(doctree: nodes.document | None) -> str:
+    """A chapter begins with its question and its answer, the first paragraph that is all bold."""
+    for paragraph in doctree.findall(nodes.paragraph) if doctree else ():
+        if len(paragraph) == 1 and isinstance(paragraph[0], nodes.strong):
+            return paragraph.astext()
+    return ""
 
 
 def alternates(languages: list[dict[str, Any]]) -> str:
@@ -151,7 +159,9 @@ def read_again_after_warnings(app: Sphinx, exception: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     app.add_config_value("book_description", "", "html", str)
-    app.add_config_value("comments_config", {}, "")  # jupyter-book sets it, sphinx_comments is not used
+    app.add_config_value(
+        "comments_config", {}, ""
+    )  # jupyter-book sets it, sphinx_comments is not used
     app.connect("html-page-context", context_of, priority=400)
     app.connect("env-get-outdated", forget_removed)
     app.connect("env-updated", rewrite_all_if_navigation_changed)
