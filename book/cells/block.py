@@ -18,5 +18,5 @@ class Block(nnx.Module):
 
     def __call__(self, x_BD):
         size = jnp.sqrt(jnp.mean(x_BD**2, -1, keepdims=True) + 1e-6)
-        h_BF = jax.nn.relu(x_BD / size * self.scale_D @ self.w_DF + self.b_F)
+        h_BF = jax.nn.silu(x_BD / size * self.scale_D @ self.w_DF + self.b_F)
         return x_BD + h_BF @ self.w_FD + self.b_D
