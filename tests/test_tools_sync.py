@@ -102,4 +102,7 @@ def test_notebooks_have_no_outputs_and_steady_ids():
 
 
 def test_the_book_is_in_sync():
-    sync.main(["--check"])
+    try:
+        sync.main(["--check"])
+    except Problem as problem:
+        pytest.fail(str(problem), pytrace=False)
