@@ -1,5 +1,9 @@
 """What the Sphinx extension does to text, links and queries, without a build."""
 
+import json
+import shutil
+import subprocess
+
 import pytest
 from bookext.links import Target, target
 from bookext.markdown import for_the_site
@@ -78,6 +82,25 @@ def test_chinese_is_indexed_by_pairs_and_latin_by_words():
     for query in ("分片", "規格", "片規格"):
         assert set(search.split(query)) <= set(search.split("重新分片規格表"))
     assert not set(search.split("網格")) & set(search.split("分片規格"))
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_the_browser_cuts_a_query_as_python_cuts_a_page():
+    search = ChineseSearch({})
+    queries = [
+        "分片",
+        "重新分片（sharding）jax.P",
+        "on_cpu 規格表。",
+        "片 8",
+        "P('data', None)",
+        "型別float32",
+    ]
+    script = f"{search.js_splitter_code}; console.log(JSON.stringify({json.dumps(queries)}.map(splitQuery)))"
+    shown = subprocess.run(
+        ["node", "-e", script], capture_output=True, text=True, check=True
+    ).stdout
+    for query, cut in zip(queries, json.loads(shown), strict=True):
+        assert cut == [piece for piece in search.split(query) if search.word_filter(piece)]
 
 
 def test_docstrings_written_for_a_terminal_become_restructuredtext():

@@ -19,10 +19,10 @@ class ChineseSearch(SearchLanguage):
     js_stemmer_code = "var Stemmer = function () { this.stemWord = (word) => word; };"
     js_splitter_code = r"""
 var splitQuery = (query) =>
-  (query.match(/[㐀-鿿]+|[^㐀-鿿\s\p{P}\p{S}]+/gu) || []).flatMap((run) =>
+  (query.match(/[㐀-鿿]+|(?:(?![㐀-鿿])[\p{L}\p{N}_])+/gu) || []).flatMap((run) =>
     /[㐀-鿿]/.test(run) && run.length > 2
       ? Array.from({length: run.length - 1}, (_, i) => run.slice(i, i + 2))
-      : [run]);
+      : [run]).filter((piece) => piece.length > 1);
 """
 
     def split(self, input: str) -> list[str]:
