@@ -301,6 +301,13 @@ def test_names_and_strings_are_not_mistaken_for_collectives():
     assert len(ms.collectives(text, GRID)) == 0
 
 
+def test_groups_that_leave_devices_out_are_not_an_axis():
+    """Half of the devices exchange along model; the other half does not."""
+    line = "%b = f32[8,4] collective-broadcast(%p), channel_id=1, replica_groups={{0,1,2,3}}"
+    (row,) = ms.collectives(module([line]), GRID)
+    assert (row.axes, row.within, row.groups) == (("?",), ("model",), ((0, 1, 2, 3),))
+
+
 def test_positions_beyond_the_mesh_are_an_error():
     text = module([GOOD]).replace(", num_partitions=8", "")
     with pytest.raises(ValueError, match="none at"):
