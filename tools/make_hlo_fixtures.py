@@ -24,7 +24,7 @@ from jax.sharding import AxisType, Mesh  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parent.parent / "tests" / "meshscope" / "fixtures"
 P = jax.P
-DEVICES = np.array(
+DEVICES: np.ndarray = np.array(
     topologies.get_topology_desc(
         platform="tpu",
         topology_name="v5e:2x4",

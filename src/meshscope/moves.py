@@ -140,9 +140,7 @@ class Table(Report, dict[Any, Totals]):
                     values[i] = UNMATCHED
                 elif axes and not values[i]:
                     return Totals(0, 0, 0)
-        return self.get(
-            values[0] if len(values) == 1 else tuple(values), Totals(0, 0, 0)
-        )
+        return self.get(values[0] if len(values) == 1 else tuple(values), Totals(0, 0, 0))
 
     def _table(self) -> Rows:
         rows = [
@@ -157,9 +155,7 @@ class Table(Report, dict[Any, Totals]):
 class Collectives(Report, Sequence[Collective]):
     """The collectives of one program, in the order of its text."""
 
-    def __init__(
-        self, rows: Sequence[Collective], axis_sizes: dict[str, int], note: str
-    ) -> None:
+    def __init__(self, rows: Sequence[Collective], axis_sizes: dict[str, int], note: str) -> None:
         self._rows, self.axis_sizes, self.note = tuple(rows), axis_sizes, note
 
     @overload
@@ -208,8 +204,7 @@ class Collectives(Report, Sequence[Collective]):
         rows = [
             [
                 row.kind,
-                words(row.axes)
-                + f" within {words(row.within)}" * (row.axes == UNMATCHED),
+                words(row.axes) + f" within {words(row.within)}" * (row.axes == UNMATCHED),
                 row.dtype,
                 shape_text(row.shape),
                 number(row.payload_bytes),

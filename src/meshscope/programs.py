@@ -35,9 +35,7 @@ def program_text(compiled: Any) -> str:
     if hasattr(compiled, "as_text") or hasattr(compiled, "compile"):
         raise TypeError(f"this {kind} is not compiled: call .compile() first")
     if hasattr(compiled, "lower"):
-        raise TypeError(
-            f"this {kind} is not compiled: call .lower(...).compile() first"
-        )
+        raise TypeError(f"this {kind} is not compiled: call .lower(...).compile() first")
     how = "jax.jit(f).lower(...).compile()"
     raise TypeError(f"expected a compiled program, not {kind}: pass {how}")
 
@@ -62,9 +60,7 @@ def _collective(instruction: hlo.Instruction) -> bool:
     )
 
 
-def _walk(
-    program: hlo.Program, name: str, executions: int | None, inside: bool
-) -> Iterator[Found]:
+def _walk(program: hlo.Program, name: str, executions: int | None, inside: bool) -> Iterator[Found]:
     """The collectives of one computation and of what it calls, in the text's order."""
     for instruction in program.computations.get(name, {}).values():
         opcode, called = instruction.opcode, instruction.called()

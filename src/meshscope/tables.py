@@ -57,9 +57,7 @@ class Report:
         cell = "border-bottom:1px solid currentColor;padding:.15em .6em;text-align:left"
         top = "".join(f'<th scope="col" style="{cell}">{escape(h)}</th>' for h in head)
         body = "".join(
-            "<tr>"
-            + "".join(f'<td style="{cell}">{escape(c)}</td>' for c in row)
-            + "</tr>"
+            "<tr>" + "".join(f'<td style="{cell}">{escape(c)}</td>' for c in row) + "</tr>"
             for row in rows
         )
         return (
