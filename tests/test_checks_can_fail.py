@@ -1,6 +1,8 @@
 """No check is blind: each is shown something bad, made up here, and must say what is wrong."""
 import argparse
-import re
+import os
+import subprocess
+import time
 
 import nbformat
 import pytest
@@ -406,10 +408,42 @@ def test_the_command_ends_with_one(monkeypatch, capsys):
         monkeypatch.setattr(mutants, "listed", lambda entry=entry: [entry])
         assert mutants.main([]) == status
     assert "To mend" in capsys.readouterr().out
-    monkeypatch.setattr(mutants, "listed", lambda: [fault(name=f"f{n}") for n in range(30)])
-    mutants.main(["--seconds", "6", "--seed", "3"])
-    sampled = re.search(r"seed 3: (\d+) of 30 faults", capsys.readouterr().out)
-    assert sampled and 0 < int(sampled[1]) < 30
+    monkeypatch.setattr(mutants, "listed", lambda: [fault(), fault(replace="rows = 17")])
+    assert mutants.main(["--seconds", "60", "--seed", "3"]) == 1
+    assert "seed 3: 2 of 2 faults" in capsys.readouterr().out
+
+
+def test_a_sample_fits_its_time_and_its_seed():
+    costs = [1.0, 2.0, 3.0] * 20
+    one, two = mutants.sample(costs, 40, seed=1), mutants.sample(costs, 40, seed=2)
+    assert one == mutants.sample(costs, 40, seed=1) != two
+    assert 20 < sum(costs[key] for key in one) <= 40 and mutants.sample(costs, 999, 1)
+    assert len(mutants.sample(costs, 999, 1)) == 60 and mutants.sample(costs, 0, 1) == []
+
+
+def test_a_stopped_run_leaves_no_process():
+    job = cellrun.as_jobs(toy(code("while True: pass")).code, id="endless", timeout=60)
+    quick = cellrun.as_jobs(toy().code, id="quick")
+    results = cellrun.run([job, quick], parallel=2)
+    assert next(results)["id"] == "quick"
+    before = set(children_of_all())
+    results.close()
+    deadline = time.monotonic() + 10
+    while set(children_of_all()) & before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert before and not set(children_of_all()) & before
+
+
+def children_of_all():
+    """Processes that run tools/cellrun.py for this test, forks included."""
+    mine = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout
+    table = [line.split(None, 2) for line in mine.splitlines()[1:]]
+    servers = {pid for pid, parent, words in table
+               if parent == str(os.getpid()) and "cellrun.py" in words}
+    known = getattr(children_of_all, "known", set()) | servers
+    known |= {pid for pid, parent, words in table if parent in known}
+    children_of_all.known = known
+    return known & {pid for pid, _, words in table if "cellrun.py" in words}
 
 
 def test_unlisted_faults_are_made():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib
 import json
 import linecache
@@ -169,7 +170,11 @@ def start(job: dict[str, Any]) -> tuple[int, Any, subprocess.Popen | None]:
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        child(job["cells"], reports.fileno())
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            child(job["cells"], reports.fileno())
+        finally:
+            os._exit(70)
     return pid, reports, None
 
 
@@ -209,29 +214,36 @@ def serve(jobs: list[dict[str, Any]], parallel: int) -> None:
                     pass  # the cell that wants it says so
     waiting = list(jobs)
     running: dict[int, tuple[Any, ...]] = {}
-    while waiting or running:
-        while waiting and len(running) < parallel:
-            job = waiting.pop(0)
-            pid, *rest = start(job)
-            running[pid] = (job, *rest, time.monotonic())
-        time.sleep(0.02)
-        for pid, (job, reports, process, began) in list(running.items()):
-            seconds = time.monotonic() - began
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            timed_out = not ended and seconds > job.get("timeout", TIMEOUT)
-            if timed_out:
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                job = waiting.pop(0)
+                pid, *rest = start(job)
+                running[pid] = (job, *rest, time.monotonic())
+            time.sleep(0.02)
+            for pid, (job, reports, process, began) in list(running.items()):
+                seconds = time.monotonic() - began
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                timed_out = not ended and seconds > job.get("timeout", TIMEOUT)
+                if timed_out:
+                    os.killpg(pid, signal.SIGKILL)
+                    ended, status = os.waitpid(pid, 0)
+                if ended:
+                    del running[pid]
+                    if process:
+                        process.returncode = status  # waited for already
+                    print(
+                        json.dumps(
+                            result(
+                                job, reports, os.waitstatus_to_exitcode(status), seconds, timed_out
+                            )
+                        ),
+                        flush=True,
+                    )
+    finally:  # whoever is stopped stops its jobs
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-                ended, status = os.waitpid(pid, 0)
-            if ended:
-                del running[pid]
-                if process:
-                    process.returncode = status  # waited for already
-                print(
-                    json.dumps(
-                        result(job, reports, os.waitstatus_to_exitcode(status), seconds, timed_out)
-                    ),
-                    flush=True,
-                )
 
 
 if __name__ == "__main__":
@@ -242,4 +254,5 @@ if __name__ == "__main__":
     request = json.load(sys.stdin)
     if arguments.one:
         child(request, arguments.one)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     serve(request["jobs"], request["parallel"])

@@ -278,6 +278,17 @@ def show_progress(text: str) -> None:
     print(text, flush=True)
 
 
+def sample(cost: list[float], budget: float, seed: int) -> list[int]:
+    """A random choice of faults whose costs in seconds fit, with a reserve, into the budget."""
+    order, chosen, left = list(range(len(cost))), [], 0.75 * budget
+    random.Random(seed).shuffle(order)
+    for key in order:
+        if cost[key] <= left:
+            left -= cost[key]
+            chosen.append(key)
+    return chosen
+
+
 def check_listed(
     mutants: list[Fault], books: dict[str, Chapter], options: argparse.Namespace
 ) -> list[str]:
@@ -298,14 +309,8 @@ def check_listed(
     cost = [until(seconds[mutant["chapter"]], target.index) + 0.5 for mutant, _, _, target in plans]
     order = list(range(len(plans)))
     if options.seconds:
-        random.Random(options.seed).shuffle(order)
-        # what one processor would need, shared, with a reserve because machines differ
-        left, chosen = (options.seconds - (time.monotonic() - began)) * 0.75 * options.jobs, []
-        for key in order:
-            if cost[key] <= left:
-                left -= cost[key]
-                chosen.append(key)
-        order = sorted(chosen)
+        left = options.seconds - (time.monotonic() - began)
+        order = sample(cost, left * options.jobs, options.seed)
         show_progress(
             f"seed {options.seed}: {len(order)} of {len(plans)} faults in {options.seconds} s"
         )
@@ -329,6 +334,9 @@ def check_listed(
             problems.append(
                 f"{label} ({word}): {mutant['find']!r} → {mutant['replace']!r}: {remark}"
             )
+        if options.seconds and time.monotonic() - began > options.seconds:
+            show_progress(f"out of time: {len(order) - sum(counts.values())} of the sample not run")
+            break
     show_progress(
         ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         + f"; {time.monotonic() - began:.0f} s"
