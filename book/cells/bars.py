@@ -12,8 +12,8 @@ def bars(rows, says, unit="kB"):
     def bar(x, y, value):
         digits = 2 if most < 100 * scale else 0
         length = max(value / most * (wide - 16), 0.5)
-        return (text(x, y, f"{value / scale:,.{digits}f}") +
-                f'<rect x="{x}" y="{y + 4}" width="{length:.1f}" height="9" opacity=".55"/>')
+        return (text(x, y, f"{value / scale:,.{digits}f}") + f'<rect x="{x}" '
+                f'y="{y + 4}" width="{length:.1f}" height="9" opacity=".55"/>')
     drawn = [text(left + i * wide, 14 + 15 * j, part, ' font-weight="bold"')
              for i, name in enumerate(columns)
              for j, part in enumerate([*name.split("\n"), unit])]
