@@ -227,3 +227,35 @@ def test_the_chapters_restart_survives_the_same_torn_run(runs, tmp_path):
     assert record["ended"], record["error"]
     assert record["first"] == complete(runs["torn"])[-1]
     assert equal(tmp_path, runs["root"] / "never", folder)
+
+
+FULL = """
+import sys, numpy as np
+from orbax.checkpoint import v1 as ocp
+
+little, much = {"w": np.arange(8.0)}, {"w": np.random.default_rng(0).random(1 << 21)}  # 16 MB
+with ocp.training.Checkpointer(sys.argv[1]) as saver:
+    saver.save(0, little)
+try:
+    with ocp.training.Checkpointer(sys.argv[1]) as saver:
+        saver.save(1, much)
+except Exception as error:
+    print(error)
+with ocp.training.Checkpointer(sys.argv[1]) as saver:
+    print(saver.latest.step, saver.load()["w"].sum())
+"""
+
+
+def test_a_full_disk_leaves_the_last_complete_step(tmp_path):
+    """Chapter 5 limits the size of files instead: this is the same with a file system of 8 MB."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "full.py").write_text(FULL)
+    mount = f"mount -t tmpfs -o size=8m none {tmp_path}/disk"
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "sh", "-c", mount],
+                                                     capture_output=True).returncode:
+        pytest.skip("no small file system can be mounted here: unshare is missing or not allowed")
+    inner = f'{mount} && exec "$0" {tmp_path}/full.py {tmp_path}/disk'
+    call = command(tmp_path / "full.py")
+    result = subprocess.run(**{**call, "args": ["unshare", "-rm", "sh", "-c", inner, sys.executable]})
+    assert "No space left on device" in result.stdout, result.stderr
+    assert result.stdout.strip().endswith("0 28.0")
