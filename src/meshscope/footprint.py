@@ -68,8 +68,11 @@ class Memory(Report):
     def _table(self) -> Rows:
         rows = []
         for leaf in self.leaves:
+            sums = ", ".join(sorted(getattr(leaf.spec, "unreduced", None) or ()))
             how = "sharded" if leaf.sharded else "replicated" * (leaf.copies > 1)
             copies = f"{leaf.copies} copies" if leaf.copies > 1 else ""
+            if sums:  # same indices on several devices, and another value on each
+                how, copies = "sharded" * leaf.sharded, f"partial sums over {sums}"
             rows.append(
                 [
                     leaf.path or "array",

@@ -31,7 +31,10 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 def spec_text(spec: object) -> str:
     """P('data', None); a dash for no spec."""
-    return f"P{tuple(spec)}".replace(",)", ")") if isinstance(spec, P) else "-"
+    if not isinstance(spec, P):
+        return "-"
+    sums = [f" {{U:{','.join(sorted(spec.unreduced))}}}"] if spec.unreduced else []
+    return "".join([f"P{tuple(spec.partitions)}".replace(",)", ")"), *sums])
 
 
 class Report:

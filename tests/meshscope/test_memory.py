@@ -190,3 +190,21 @@ def test_tables_for_a_terminal_and_a_notebook():
     ).replace("spec             ", "spec           ").replace("'b'))    ", "'b'))  ")
     html = told._repr_html_()
     assert "&lt;w&gt;" in html and "<w>" not in html and "currentColor" in html
+
+
+def test_partial_sums_are_not_called_copies():
+    """A value whose sum is still to be done has the same indices, and other numbers, everywhere."""
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
+    )
+    with jax.set_mesh(mesh):
+        left = jax.device_put(np.ones((8, 16), np.float32), P(None, "a"))
+        right = jax.device_put(np.ones((16, 4), np.float32), P("a", None))
+        sums = jnp.dot(left, right, out_sharding=P(None, None, unreduced={"a"}))
+    held = {shard.data.nbytes for shard in sums.addressable_shards}
+    assert {ms.memory(sums).bytes_per_device} == held
+    assert "P(None, None) {U:a}" in str(ms.memory(sums))
+    assert (
+        "partial sums over a" in str(ms.memory(sums))
+        and "copies" not in str(ms.memory(sums)).split("\n")[-1]
+    )
