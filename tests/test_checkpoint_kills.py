@@ -142,7 +142,7 @@ def live(script, folder, when=None, pause=0.0, saves=0):
 
 
 def kill_often(script, folder, seed):
-    """KILLS lives, then one that ends: a record of each. A torn run is copied beside it."""
+    """KILLS lives, then one that ends: a record of each. The last torn run is copied beside it."""
     keep = folder.with_name(f"torn{seed}")
     rng = random.Random(seed)
     plan = ["saving"] * WHILE_SAVING + ["training"] * 2 + ["starting"] * 2
@@ -156,7 +156,8 @@ def kill_often(script, folder, seed):
         record = live(script, folder, when, pause, rng.randrange(3))
         record |= {"when": when, "before": before}
         records.append(record)
-        if record["torn"] and complete(folder) and not keep.exists():
+        if record["torn"] and complete(folder):
+            shutil.rmtree(keep, ignore_errors=True)
             shutil.copytree(folder, keep)
         if record["ended"]:
             break  # a slow machine let it finish: nothing is left to kill
