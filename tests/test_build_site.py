@@ -5,21 +5,11 @@ import shutil
 import zipfile
 
 import pytest
+from toy import FRONT
 
 from tools import execute, site, sync
 from tools.book import ROOT, Book, Problem
 
-FRONT = """---
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-"""
 PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
 
 

@@ -6,6 +6,7 @@ import shutil
 
 import nbformat
 import pytest
+from toy import FRONT
 
 from tools import execute
 from tools.book import ROOT, Book, Problem
@@ -19,21 +20,7 @@ from tools.execute import (
     stderr,
 )
 
-HEAD = """---
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-
-# A claim
-
-Prose.
-"""
+HEAD = FRONT + "\n# A claim\n\nProse.\n"
 
 
 def cell(code, options=""):

@@ -4,23 +4,12 @@ import shutil
 
 import nbformat
 import pytest
+from toy import FRONT
 
 from tools import sync
 from tools.book import ROOT, Book, Problem
 
-HEAD = """---
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-
-# A claim
-"""
+HEAD = FRONT + "\n# A claim\n"
 CELL = """
 ```{code-cell} ipython3
 :tags: [setup, hide-cell]
