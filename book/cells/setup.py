@@ -25,9 +25,9 @@ if "google.colab" in sys.modules and too_old():
 assert not too_old(), f"Install, then restart: {', '.join(too_old())}"
 REAL = os.environ.get("BOOK_DEVICES") == "real"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ notes; errors still show
-os.environ.update({} if REAL else {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"})
+CPU = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "NPROC": "16"}
+os.environ.update({} if REAL else CPU)  # 16 threads: 8 to 12 can deadlock on jax 0.10
 import jax
-
 clean = jax.__version__ == metadata.version("jax")  # not imported before the install
 assert clean, f"JAX {jax.__version__} is loaded: restart the runtime, then run all"
 found = f"{len(jax.devices())} {jax.default_backend()} devices"
