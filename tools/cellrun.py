@@ -56,19 +56,26 @@ def as_jobs(cells: Iterable[Any], **more: Any) -> dict[str, Any]:
 
 
 def run(
-    jobs: Iterable[dict[str, Any]], parallel: int = 1, python: str = sys.executable
+    jobs: Iterable[dict[str, Any]],
+    parallel: int = 1,
+    python: str = sys.executable,
+    seconds: float | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one result per job as it ends: {"id", "failed", "error", "values", "seconds", …}."""
+    """Yield one result per job as it ends: {"id", "failed", "error", "values", "seconds", …}.
+
+    With `seconds`, a job whose "cost" (in seconds) does not fit into what is left is not started.
+    """
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "8",
+        "NPROC": "16",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "PYTHONWARNINGS": "ignore",
     }
     environment.pop("XLA_FLAGS", None)
     with tempfile.TemporaryFile("w+") as given:
-        json.dump({"jobs": list(jobs), "parallel": parallel}, given)
+        json.dump({"jobs": list(jobs), "parallel": parallel, "seconds": seconds}, given)
         given.seek(0)
         process = subprocess.Popen(
             [python, __file__], stdin=given, stdout=subprocess.PIPE, env=environment, text=True
@@ -155,7 +162,7 @@ def start(job: dict[str, Any]) -> tuple[int, Any, subprocess.Popen | None]:
         clean = {
             key: value
             for key, value in os.environ.items()
-            if key not in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "TF_CPP_MIN_LOG_LEVEL")
+            if key not in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "NPROC", "TF_CPP_MIN_LOG_LEVEL")
         }
         process = subprocess.Popen(
             command,
@@ -203,7 +210,8 @@ def result(
     }
 
 
-def serve(jobs: list[dict[str, Any]], parallel: int) -> None:
+def serve(jobs: list[dict[str, Any]], parallel: int, seconds: float | None) -> None:
+    until = time.monotonic() + seconds if seconds is not None else float("inf")
     if sum(1 for job in jobs if not job.get("fresh")):
         code = "\n".join(cell["source"] for job in jobs for cell in job["cells"])
         for name in HEAVY:
@@ -218,6 +226,8 @@ def serve(jobs: list[dict[str, Any]], parallel: int) -> None:
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.pop(0)
+                if time.monotonic() + job.get("cost", 0) > until:
+                    continue
                 pid, *rest = start(job)
                 running[pid] = (job, *rest, time.monotonic())
             time.sleep(0.02)
@@ -255,4 +265,4 @@ if __name__ == "__main__":
     if arguments.one:
         child(request, arguments.one)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    serve(request["jobs"], request["parallel"])
+    serve(request["jobs"], request["parallel"], request["seconds"])

@@ -278,17 +278,6 @@ def show_progress(text: str) -> None:
     print(text, flush=True)
 
 
-def sample(cost: list[float], budget: float, seed: int) -> list[int]:
-    """A random choice of faults whose costs in seconds fit, with a reserve, into the budget."""
-    order, chosen, left = list(range(len(cost))), [], 0.75 * budget
-    random.Random(seed).shuffle(order)
-    for key in order:
-        if cost[key] <= left:
-            left -= cost[key]
-            chosen.append(key)
-    return chosen
-
-
 def check_listed(
     mutants: list[Fault], books: dict[str, Chapter], options: argparse.Namespace
 ) -> list[str]:
@@ -307,21 +296,18 @@ def check_listed(
     problems += bad
     plans = [plan for plan in plans if not any(text.startswith(plan[0]["chapter"]) for text in bad)]
     cost = [until(seconds[mutant["chapter"]], target.index) + 0.5 for mutant, _, _, target in plans]
-    order = list(range(len(plans)))
-    if options.seconds:
+    order, left = list(range(len(plans))), None
+    if options.seconds:  # in random order, those that still fit
         left = options.seconds - (time.monotonic() - began)
-        order = sample(cost, left * options.jobs, options.seed)
-        show_progress(
-            f"seed {options.seed}: {len(order)} of {len(plans)} faults in {options.seconds} s"
-        )
+        random.Random(options.seed).shuffle(order)
     jobs = []
     for key in order:
         mutant, changed, source, target = plans[key]
-        jobs.append(
-            job(key, books[mutant["chapter"]], changed, source, target.index, 60 + 10 * cost[key])
-        )
+        timeout = 60 + 10 * cost[key]
+        planted = job(key, books[mutant["chapter"]], changed, source, target.index, timeout)
+        jobs.append({**planted, "cost": cost[key]})
     counts: dict[str, int] = {}
-    for outcome in cellrun.run(jobs, options.jobs):
+    for outcome in cellrun.run(jobs, options.jobs, seconds=left):
         mutant, changed, _, target = plans[outcome["id"]]
         word, remark = verdict(mutant, target, outcome)
         counts[word] = counts.get(word, 0) + 1
@@ -334,9 +320,13 @@ def check_listed(
             problems.append(
                 f"{label} ({word}): {mutant['find']!r} → {mutant['replace']!r}: {remark}"
             )
-        if options.seconds and time.monotonic() - began > options.seconds:
-            show_progress(f"out of time: {len(order) - sum(counts.values())} of the sample not run")
-            break
+    if options.seconds:
+        show_progress(
+            f"seed {options.seed}: {sum(counts.values())} of {len(plans)} faults fitted into "
+            f"{options.seconds:.0f} s"
+        )
+        if plans and not counts:
+            problems.append(f"no fault fits into {options.seconds:.0f} s: give --seconds more")
     show_progress(
         ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         + f"; {time.monotonic() - began:.0f} s"
