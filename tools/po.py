@@ -1,68 +1,75 @@
-"""Write the catalogues for translators: locale/LANGUAGE/LC_MESSAGES/*.po, from the English text.
+"""Write the catalogues for translators: locale/LANGUAGE/LC_MESSAGES/**/*.po, from the English book.
 
-A new message is empty, an edited one becomes fuzzy; both show English until somebody translates
-them. What a catalogue holds for text that is gone is dropped.
+    python -m tools.po            write what changed
+    python -m tools.po --check    write nothing; name what is out of date and fail
+
+Nothing is executed. A catalogue whose messages did not change is left as it is, byte for byte. A
+new message is empty, an edited one keeps its translation as fuzzy, with the earlier English beside
+it (`#| msgid`); both show English until somebody translates them. tools/catalogues.py says what
+becomes of text that is gone.
 """
 
 from __future__ import annotations
 
-import re
+import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import polib
-
-from tools.book import Book, Problem
+from tools import catalogues
+from tools.book import ROOT, Book, Problem
+from tools.catalogues import Catalogue, Message
+from tools.code_messages import code_messages
 from tools.site import build_command
 
 
-def run(command: list[str], root: Path) -> None:
-    done = subprocess.run(command, cwd=root, text=True, capture_output=True)
-    if done.returncode:
-        raise Problem(f"{' '.join(command[:4])} … failed:\n{done.stderr or done.stdout}")
-
-
-def tidy(text: str) -> str:
-    """Without flags that take braces and percent signs in prose for Python's formats."""
-    text = re.sub(r"^#, python-(?:brace-)?format\n", "", text, flags=re.M)
-    return re.sub(r", python-(?:brace-)?format\b", "", text)
-
-
-def main() -> None:
-    book = Book()
-    english = book.languages[0]
+def page_messages(book: Book) -> dict[str, list[Message]]:
+    """The messages of pages and templates by catalogue, as Sphinx takes them apart."""
     templates = book.root / "_build" / "gettext"
-    command = build_command(book, english, "gettext")
+    command = build_command(book, book.languages[0], "gettext")
     command[command.index("-d") + 1] = str(templates.with_name("gettext-doctrees"))
-    run([*command[:-1], "-D", "gettext_location=0", str(templates)], book.root)
+    command = [*command[:-1], "-D", "gettext_location=0", str(templates)]
+    done = subprocess.run(command, cwd=book.root, text=True, capture_output=True)
+    if done.returncode:
+        raise Problem(f"The texts could not be collected:\n{done.stderr or done.stdout}")
+    names = [*book.pages, "sphinx"]
+    paths = {name: templates / f"{name}.pot" for name in names}
+    return {
+        name: [Message(entry.msgid) for entry in catalogues.read(path)]
+        for name, path in paths.items()
+        if path.exists()
+    }
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
+    options = argparse.ArgumentParser(prog="python -m tools.po", description=__doc__.split("\n")[0])
+    options.add_argument("--check", action="store_true", help="only say what is out of date")
+    check, book = options.parse_args(arguments).check, Book(root)
+    messages = {**page_messages(book), **code_messages(book)}
+    changed = []
     for language in book.languages[1:]:
-        intl = [sys.executable, "-m", "sphinx_intl", "update", "-p", str(templates), "-d", "locale"]
-        run([*intl, "-l", language.code, "-w", "0"], book.root)
+        folder = catalogues.folder(book, language)
+        title = f"{book.config['title']}: {language.name}"
+        memory = {
+            text: new
+            for path in sorted(folder.rglob("*.po"))
+            for text, new in Catalogue(path).translations.items()
+        }
+        for name, wanted in messages.items():
+            path = folder / f"{name}.po"
+            if catalogues.update(path, wanted, title, language.code, memory, dry=check):
+                changed.append(str(path.relative_to(root)))
         done = total = 0
-        folder = book.root / "locale" / language.code / "LC_MESSAGES"
-        for path in sorted(folder.rglob("*.po")):
-            path.write_text(tidy(path.read_text("utf-8")), "utf-8")
-            catalogue = polib.pofile(str(path))
-            for entry in catalogue.obsolete_entries():
-                catalogue.remove(entry)
-            catalogue.header = f"{book.config['title']}: {language.name}"
-            catalogue.metadata_is_fuzzy = False
-            catalogue.metadata = {
-                "Project-Id-Version": book.config["title"],
-                "Language": language.code,
-                "MIME-Version": "1.0",
-                "Content-Type": "text/plain; charset=utf-8",
-                "Content-Transfer-Encoding": "8bit",
-                "Plural-Forms": "nplurals=1; plural=0;",
-            }
-            catalogue.wrapwidth = 0
-            catalogue.save(str(path))
-            done += len(catalogue.translated_entries())
-            total += len(catalogue)
-        print(
-            f"{language.name}: {done} of {total} messages translated, in {folder.relative_to(book.root)}"
-        )
+        for name in messages:
+            states = Catalogue(folder / f"{name}.po").states(m.text for m in messages[name])
+            done += sum(state == "translated" for state in states.values())
+            total += len(states)
+        where = folder.relative_to(root)
+        print(f"{language.name}: {done} of {total} messages translated, in {where}")
+    if check and changed:
+        raise Problem(f"Out of date: {', '.join(changed)}. Run `make po` and commit.")
+    print("\n".join(f"wrote {name}" for name in changed) or "all up to date")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""The messages of the book's code: comments, and what drawings say, each found without running it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tools import chapters, drawings
+from tools.book import Book
+from tools.catalogues import Message
+from tools.comments import comments
+
+COMMENT = "Comment in code."
+FORM = "Name of a folded cell."
+DRAWING = "In a drawing. Names in braces stand for what varies: keep them as they are."
+
+
+def shared_cells(book: Book) -> dict[str, str]:
+    folder = book.root / "book" / "cells"
+    return {path.stem: path.read_text("utf-8").strip("\n") for path in sorted(folder.glob("*.py"))}
+
+
+def cells_of(book: Book, page: str) -> list[str]:
+    """A chapter's code cells, without those that it shares with others, as they stand."""
+    text = book.source(page).read_text("utf-8")
+    shared = set(shared_cells(book).values())
+    name = page.rsplit("/", 1)[-1]
+    return [
+        cell.source
+        for cell in chapters.parse(name, text).code
+        if cell.source.strip("\n") not in shared
+    ]
+
+
+def messages_of(cells: list[str], signatures: dict[str, list[str]]) -> Iterator[Message]:
+    for code in cells:
+        for comment in comments(code):
+            yield Message(comment.text, FORM if "@title" in comment.prefix else COMMENT)
+    for code in cells:
+        for text in drawings.messages(code, signatures):
+            yield drawn(text)
+
+
+def drawn(text: str) -> Message:
+    flags = ("python-brace-format",) if drawings.PLACE.search(text) else ()
+    return Message(text, DRAWING if flags else "In a drawing.", flags)
+
+
+def code_messages(book: Book) -> dict[str, list[Message]]:
+    """Messages by catalogue: drawings, code/shared, code/01-mesh and so on, each text once.
+
+    What stands in book/cells/ or in more than one chapter is shared.
+    """
+    shared = list(shared_cells(book).values())
+    known = drawings.signatures(shared)
+    own: dict[str, list[Message]] = {}
+    for page in book.chapters:
+        cells = cells_of(book, page)
+        made = messages_of(cells, known | drawings.signatures(cells))
+        own[f"code/{page.rsplit('/', 1)[-1]}"] = once(made)
+    counted = Counter(message.text for messages in own.values() for message in messages)
+    often = [m for messages in own.values() for m in messages if counted[m.text] > 1]
+    found = {
+        "drawings": once(drawn(text) for text in drawings.MESHSCOPE),
+        "code/shared": once([*messages_of(shared, known), *often]),
+    }
+    elsewhere = {message.text for messages in found.values() for message in messages}
+    for name, messages in own.items():
+        found[name] = [message for message in messages if message.text not in elsewhere]
+    return found
+
+
+def once(messages: Iterable[Message]) -> list[Message]:
+    found: dict[str, Message] = {}
+    for message in messages:
+        found.setdefault(message.text, message)
+    return list(found.values())
