@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from tools import chapters, drawings
 from tools.book import Book
 from tools.catalogues import Message
-from tools.comments import comments
+from tools.comments import Comment, comments
 
-COMMENT = "Comment in code."
+COMMENT = "Comment beside this code: "
 FORM = "Name of a folded cell."
 DRAWING = "In a drawing. Names in braces stand for what varies: keep them as they are."
 
@@ -35,10 +35,19 @@ def cells_of(book: Book, page: str) -> list[str]:
 def messages_of(cells: list[str], signatures: dict[str, list[str]]) -> Iterator[Message]:
     for code in cells:
         for comment in comments(code):
-            yield Message(comment.text, FORM if "@title" in comment.prefix else COMMENT)
+            beside = FORM if "@title" in comment.prefix else COMMENT + code_beside(code, comment)
+            yield Message(comment.text, beside)
     for code in cells:
         for text in drawings.messages(code, signatures):
             yield drawn(text)
+
+
+def code_beside(code: str, comment: Comment) -> str:
+    """The line that a comment is about, for translators."""
+    lines = code.split("\n")
+    before = lines[comment.first][: comment.column].strip()
+    after = (line.strip() for line in lines[comment.last + 1 :])
+    return before or next(filter(None, after), "")
 
 
 def drawn(text: str) -> Message:

@@ -158,7 +158,7 @@ def templates(value: ast.expr) -> Iterator[str]:
                 seen.append(name)
                 text += f"{{{name}}}"
             elif isinstance(part, ast.Constant):
-                text += part.value
+                text += str(part.value)
         yield text
 
 
