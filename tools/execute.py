@@ -191,7 +191,13 @@ def kernel_environment(folder: Path) -> dict[str, str]:
     return {**kept, "IPYTHONDIR": str(folder)}
 
 
-def new_client(notebook: NotebookNode, folder: Path, timeout: int, **hooks: Any) -> Any:
+def new_client(
+    notebook: NotebookNode,
+    folder: Path,
+    timeout: int,
+    launcher: Sequence[str] = ("-m", "ipykernel_launcher"),
+    **hooks: Any,
+) -> Any:
     """An nbclient whose kernel is this Python, whatever kernels the user has installed."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
@@ -200,7 +206,7 @@ def new_client(notebook: NotebookNode, folder: Path, timeout: int, **hooks: Any)
     class ThisPython(AsyncKernelManager):
         @property
         def kernel_spec(self) -> KernelSpec:
-            launch = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher"]
+            launch = [sys.executable, "-Xfrozen_modules=off", *launcher]
             return KernelSpec(
                 argv=[*launch, "-f", "{connection_file}"],
                 display_name="Python 3",
@@ -240,8 +246,15 @@ def failure(page: str, notebook: NotebookNode, index: int, error: BaseException 
     return Failure(page, index + 1, line, cell.source, error)
 
 
-async def run(page: str, notebook: NotebookNode, timeout: int) -> Failure | NotebookNode:
-    """Execute a copy of a notebook; normalised, or what went wrong."""
+async def run(
+    page: str,
+    notebook: NotebookNode,
+    timeout: int,
+    *,
+    note: Callable[[int], None] = lambda cell: None,
+    **options: Any,
+) -> Failure | NotebookNode:
+    """Execute a copy of a notebook; normalised, or what went wrong. note(…) hears of each cell."""
     from nbclient.exceptions import CellTimeoutError
 
     notebook, now = copy.deepcopy(notebook), 0
@@ -249,9 +262,10 @@ async def run(page: str, notebook: NotebookNode, timeout: int) -> Failure | Note
     def started(cell_index: int, **_: Any) -> None:
         nonlocal now
         now = cell_index
+        note(cell_index + 1)
 
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
-        client = new_client(notebook, Path(folder), timeout, on_cell_start=started)
+        client = new_client(notebook, Path(folder), timeout, on_cell_start=started, **options)
         client.owns_km = True  # end the kernel with the notebook
         try:
             await client.async_execute(env=kernel_environment(Path(folder, "ipython")))
