@@ -90,8 +90,13 @@ def prepare(book: Book, name: str) -> Path:
     path = list_path(book, name)
 
     def install(python: Path) -> None:
-        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
-        for command in ([*pip, "-r", path], [python, "-c", "import jax, flax, sklearn, IPython"]):
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
+        try_it: list[str | Path] = [
+            python,
+            "-c",
+            "import jax, flax, sklearn, IPython, nbclient, yaml",
+        ]
+        for command in ([*pip, "-r", path], try_it):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise Problem(f"Colab's packages, {path.name}, cannot be installed:\n{done.stderr}")
@@ -122,7 +127,7 @@ def in_stand_in(book: Book, copy: Checkout, name: str, environment: Path, out: P
         variables = clean_environment(Path(home), python.parent)
         variables |= served(book, copy.path.as_uri())
         variables["PIP_CACHE_DIR"] = str(book.root / "_build" / "colab" / "pip-cache")
-        command = [python, *inner(book, copy.path / name, out)]
+        command = [str(python), *inner(book, copy.path / name, out)]
         return run_notebook(command, name, out / "result.json", variables, copy.path, MINUTES * 60)
 
 
