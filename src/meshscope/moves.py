@@ -22,7 +22,7 @@ class UnparsedCollective(UserWarning):
 
 @dataclass(frozen=True)
 class Collective:
-    """One value that groups of devices exchange. Bytes are for **one** execution.
+    """One value that groups of devices exchange. Bytes are those of a single execution.
 
     Attributes:
       kind: ``"all-gather"``, ``"all-reduce"``, ``"reduce-scatter"``, ``"all-to-all"``,
@@ -324,7 +324,8 @@ def diff(a: Any, b: Any) -> Table:
     """What b moves more (negative: less) than a, by kind and axes.
 
     Keys without a difference are left out: programs that move the same give an empty
-    table. None stands where one side is unknown.
+    table, unless they move it an unknown number of times. None stands where one side is
+    unknown.
 
     Args:
       a: a compiled program, or what ``collectives`` returned for it.
