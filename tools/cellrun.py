@@ -43,6 +43,7 @@ HEAVY = (
     "meshscope",
 )
 TIMEOUT = 300
+NO_FORKS = "Chapters' cells are run in forks of one process, which Windows lacks: use WSL"
 
 
 def as_jobs(cells: Iterable[Any], **more: Any) -> dict[str, Any]:
@@ -153,6 +154,8 @@ def child(cells: list[dict[str, Any]], reports: int) -> None:
 
 def start(job: dict[str, Any]) -> tuple[int, Any, subprocess.Popen | None]:
     """Begin one job: its process id, the file where its reports arrive, its Popen if any."""
+    if sys.platform == "win32":
+        raise OSError(NO_FORKS)
     reports = tempfile.TemporaryFile()
     if job.get("fresh"):
         command = [sys.executable, __file__, "--one", str(reports.fileno())]
@@ -211,6 +214,8 @@ def result(
 
 
 def serve(jobs: list[dict[str, Any]], parallel: int, seconds: float | None) -> None:
+    if sys.platform == "win32":
+        raise OSError(NO_FORKS)
     until = time.monotonic() + seconds if seconds is not None else float("inf")
     if sum(1 for job in jobs if not job.get("fresh")):
         code = "\n".join(cell["source"] for job in jobs for cell in job["cells"])

@@ -22,7 +22,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import copy
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -46,6 +45,9 @@ from nbformat import NotebookNode
 from tools.book import Book, Problem
 from tools.normalise import normalise, normalise_text
 
+if sys.platform != "win32":
+    import fcntl
+
 STACK_PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint numpy scipy ml_dtypes scikit-learn matplotlib "
     "treescope ipython ipykernel"
@@ -63,7 +65,7 @@ def stack() -> dict[str, str]:
     """Everything but the code cells that decides the outputs, by name."""
     found = {
         "python": platform.python_version(),
-        "platform": f"{sys.platform} {os.uname().machine}",
+        "platform": f"{sys.platform} {platform.machine()}",
     }
     for name in STACK_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -140,15 +142,19 @@ def prune(book: Book) -> None:
 
 @contextlib.contextmanager
 def alone(book: Book, say: Callable[[str], None]) -> Iterator[None]:
-    """One process executes at a time; a second one waits, and then finds everything cached."""
+    """One process executes at a time; a second one waits, and then finds everything cached.
+
+    Windows has no such lock: there two builds at a time may execute the same chapter twice.
+    """
     path = book.root / "_build" / "executed.lock"
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another process that executes chapters")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        if sys.platform != "win32":
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("waiting for another process that executes chapters")
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -213,12 +219,14 @@ def new_client(
                 language="python",
             )
 
-    sockets = str(folder / "kernel.json")  # files, so nobody else on the machine can listen
+    # Sockets are files, so nobody else on the machine can listen. Windows has only ports.
+    transport = "tcp" if sys.platform == "win32" else "ipc"
+    sockets = str(folder / "kernel.json")
     cwd = folder / "empty"
     cwd.mkdir()
     return NotebookClient(
         notebook,
-        km=ThisPython(transport="ipc", connection_file=sockets, kernel_name="python3"),
+        km=ThisPython(transport=transport, connection_file=sockets, kernel_name="python3"),
         timeout=timeout,
         startup_timeout=120,
         record_timing=False,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import fcntl
 import os
 import shutil
 import socket
@@ -37,6 +36,10 @@ NEEDS = (
 
 def loopback_up() -> None:
     """Bring up `lo` of this namespace (kernels need it) without needing the `ip` command."""
+    if sys.platform == "win32":
+        raise Problem(NEEDS.format(why="this is Windows"))
+    import fcntl
+
     get_flags, set_flags, up = 0x8913, 0x8914, 0x1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         asked = fcntl.ioctl(probe, get_flags, struct.pack("16sh14x", b"lo", 0))
@@ -141,6 +144,8 @@ def main() -> None:
         return inside(options.pages, options.inside)
     from tools.execute import execute
 
+    if sys.platform != "linux":
+        raise Problem(NEEDS.format(why="this is not Linux"))
     book = Book()
     pages = options.pages or book.chapters
     first = execute(book, pages)
