@@ -1,9 +1,13 @@
 """Translated notebooks: each message replaced, everything else byte for byte."""
 
+import json
+
 import nbformat
 
 from tools.book import Book
-from tools.translate_notebooks import messages_in, translate, translate_notebook
+from tools.catalogues import Catalogue
+from tools.notes import WORDS, Notes
+from tools.translate_notebooks import Translation, texts, translate, translate_notebook
 
 MESSAGES = {
     "A claim": "主張",
@@ -94,10 +98,23 @@ def test_fuzzy_messages_fall_back_to_english(tmp_path):
         'msgid "a"\nmsgstr "甲"\n\n#, fuzzy\nmsgid "b"\nmsgstr "乙"\n\nmsgid "c"\nmsgstr ""\n',
         "utf-8",
     )
-    assert messages_in(str(path)) == {"a": "甲"}
+    assert Catalogue(path).translations == {"a": "甲"}
+    assert Catalogue(path).states("abcd") == dict.fromkeys("abcd", "translated")  # no words
 
 
-def test_links_and_badge_lead_to_the_translation_and_code_stays():
+
+def catalogue(path, entries):
+    """A catalogue file with (English, translation, flag) entries."""
+    lines = ['msgid ""', 'msgstr "Content-Type: text/plain; charset=utf-8\\n"', ""]
+    for text, new, *flags in entries:
+        lines += [f"#, {flag}" for flag in flags]
+        lines += [f"msgid {json.dumps(text)}", f"msgstr {json.dumps(new, ensure_ascii=False)}", ""]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines), "utf-8")
+    return Catalogue(path)
+
+
+def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_code(tmp_path):
     book = Book()
     chinese = book.language("zh-TW")
     page = book.chapters[0]
@@ -106,14 +123,97 @@ def test_links_and_badge_lead_to_the_translation_and_code_stays():
         f"[Read this chapter on the site]({book.page_url(page)})"
     )
     text = f"# A claim\n\n{badge}\n\nSee [there]({book.site}book/run.html#x)."
-    code = nbformat.v4.new_code_cell(f"url = '{book.site}book/run.html'  # item")
-    english = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text), code])
-    messages = {**MESSAGES, "Open in Colab": "在 Colab 開啟"}
-    made = translate_notebook(english, book, page, chinese, messages)
+    source = f"url = '{book.site}book/run.html # item'  # item"
+    english = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell(source)]
+    )
+    known = Translation(
+        catalogue(tmp_path / "x.po", MESSAGES.items()),
+        words={"Open in Colab": "在 Colab 開啟", "This passage has not been translated yet.": "未譯"},
+        code={"item": "項目"},
+    )
+    made = translate_notebook(english, book, page, chinese, known)
     assert made.cells[0].source == (
         f"# 主張\n\n[![在 Colab 開啟]({book.site}_static/colab-badge.svg)]"
         f"({book.colab_url(page, chinese)}) [Read this chapter on the site]"
-        f"({book.page_url(page, chinese)})\n\nSee [there]({book.site}zh-TW/book/run.html#x)."
+        f"({book.page_url(page, chinese)})\n\n<small>未譯</small>\n\n"
+        f"See [there]({book.site}zh-TW/book/run.html#x)."
     )
     assert "/notebooks/zh-TW/" in book.colab_url(page, chinese)
-    assert made.cells[1] == code and english.cells[0].source == text
+    assert made.cells[1].source == source.removesuffix("item") + "項目"
+    assert english.cells[0].source == text and english.cells[1].source == source
+
+
+def test_notes_stand_above_what_is_stale_or_missing(tmp_path):
+    text = """\
+# An old heading
+
+A paragraph that was edited after it was translated.
+
+A claim.
+
+Never seen before,
+two lines.
+
+Nor this: its neighbour's note is enough.
+
+## A claim
+
+Nor this, below another heading.
+
+- item
+- a new item of a list
+
+| same | `code` |
+|---|---|
+| a cell without translation | $x$ |
+
+> [!NOTE]
+> A box that nobody translated.
+"""
+    known = catalogue(
+        tmp_path / "x.po",
+        [
+            ("An old heading", "舊標題", "fuzzy"),
+            ("A paragraph that was edited after it was translated, a bit.", "改過的一段。"),
+            ("A claim.", "主張。"),
+            ("A claim", "主張"),
+            ("item", "項目"),
+            ("same", "相同"),
+        ],
+    )
+    assert translate(text, known.translations, Notes(known.states(texts(text)), MARKS.get)) == """\
+# An old heading
+
+<small>STALE</small>
+
+A paragraph that was edited after it was translated.
+
+主張。
+
+<small>MISSING</small>
+
+Never seen before,
+two lines.
+
+Nor this: its neighbour's note is enough.
+
+## 主張
+
+<small>MISSING</small>
+
+Nor this, below another heading.
+
+- 項目
+- <small>MISSING</small> a new item of a list
+
+| 相同 | `code` |
+|---|---|
+| <small>MISSING</small> a cell without translation | $x$ |
+
+> [!NOTE]
+> A box that nobody translated.
+"""
+
+
+MARKS = {WORDS["stale"]: "STALE", WORDS["missing"]: "MISSING"}

@@ -26,8 +26,9 @@ from tools.book import Book, Language
 
 State = Literal["translated", "stale", "missing"]
 ALIKE = 0.6  # how much of a text must be left for it to count as the same text, edited
-WITHOUT_WORDS = re.compile(
-    r"(`+).+?\1|\$\$.+?\$\$|\$[^$]+\$|https?://\S+|<[^<>]+>|[^\W\d_]\b|[\W\d_]+", re.S
+WITHOUT_WORDS = re.compile(  # code, pictures (their alt is a message of its own), formulas, …
+    r"(`+).+?\1|!\[[^\]]*\]\(\S*\)|\$\$.+?\$\$|\$[^$]+\$|https?://\S+|<[^<>]+>|[^\W\d_]\b|[\W\d_]+",
+    re.S,
 )
 
 
@@ -109,10 +110,15 @@ def of_page(book: Book, language: Language, page: str) -> dict[str, Catalogue]:
 
 
 def for_code(book: Book, language: Language, page: str) -> dict[str, str]:
-    """Translations for a chapter's cells and drawings: shared ones, then its own."""
-    here, name = folder(book, language), page.rsplit("/", 1)[-1]
-    paths = [here / "drawings.po", here / "code" / "shared.po", here / "code" / f"{name}.po"]
+    """Translations for a chapter's cells and drawings."""
+    paths = paths_of_code(folder(book, language), page)
     return {text: new for path in paths for text, new in Catalogue(path).translations.items()}
+
+
+def paths_of_code(here: Path, page: str) -> list[Path]:
+    """The catalogues that a chapter's cells and drawings use: shared ones, then its own."""
+    name = page.rsplit("/", 1)[-1]
+    return [here / "drawings.po", here / "code" / "shared.po", here / "code" / f"{name}.po"]
 
 
 def words_of_site(book: Book, language: Language) -> Callable[[str], str]:

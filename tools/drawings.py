@@ -121,7 +121,7 @@ def arguments(
 ) -> Iterator[tuple[str, ast.expr]]:
     """(parameter, value) of a call, as far as names tell."""
     if isinstance(call.func, ast.Attribute):
-        names = ("x", "title") if call.func.attr == "show" else ()
+        names: tuple[str, ...] = ("x", "title") if call.func.attr == "show" else ()
     else:
         names = tuple(signatures.get(call.func.id, ())) if isinstance(call.func, ast.Name) else ()
     yield from zip(names, call.args)

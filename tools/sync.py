@@ -23,7 +23,7 @@ import nbformat
 import yaml
 
 from tools.book import ROOT, Book, Problem
-from tools.translate_notebooks import catalogue, translate_notebook
+from tools.translate_notebooks import translate_notebook, translation
 
 CODE_CELL = re.compile(
     r"(?P<fence>`{3,})\{code-cell\}[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S
@@ -82,15 +82,15 @@ def as_notebook(text: str) -> nbformat.NotebookNode:
 def wanted(book: Book) -> Iterator[tuple[Path, str]]:
     """Each file that is made, with what it should hold."""
     folder = book.root / "book" / "cells"
-    catalogues = {language: catalogue(book, language) for language in book.languages[1:]}
     for page in book.chapters:
         source = book.source(page)
         text = with_shared_cells(source.read_text("utf-8"), folder, f"{page}.md")
         yield source, text
         notebook = as_notebook(text)
         yield book.notebook(page), nbformat.writes(notebook) + "\n"
-        for language, messages in catalogues.items():
-            translated = translate_notebook(notebook, book, page, language, messages(page))
+        for language in book.languages[1:]:
+            known = translation(book, language, page)
+            translated = translate_notebook(notebook, book, page, language, known)
             yield book.notebook(page, language), nbformat.writes(translated) + "\n"
 
 

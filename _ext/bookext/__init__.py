@@ -5,6 +5,7 @@ markdown    GitHub alerts become admonitions, the badge line of notebooks is lef
 links       links and images by published URL become checked internal ones
 languages   addresses per language, and two things that translated builds lose
 search      Chinese search by pairs of characters
+translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
 pages       what templates are told, notebooks to download, files that no page loads
 """
@@ -17,17 +18,27 @@ from sphinx.application import Sphinx
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # the repository's root, for tools
 
-from . import execution, languages, links, markdown, pages, reference, search  # noqa: E402
+from . import (  # noqa: E402
+    execution,
+    languages,
+    links,
+    markdown,
+    pages,
+    reference,
+    search,
+    translation,
+)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
-    for part in (execution, languages, links, markdown, pages, reference, search):
+    parts = (execution, languages, links, markdown, pages, reference, search, translation)
+    for part in parts:
         part.setup(app)
     return {
         "version": "1",
-        "env_version": 1,
+        "env_version": 2,
         "parallel_read_safe": True,
         "parallel_write_safe": True,
     }
