@@ -19,7 +19,8 @@ from tools.book import Book, Problem
 
 TRIED = ("notebooks", "src", "tools", "book/cells", "pyproject.toml", "requirements.txt")
 LEFT_OUT = re.compile(  # of the caller's environment: a notebook meets what a reader's would
-    r"(JAX|XLA|TF|LIBTPU|BOOK|GIT|PYTHON|VIRTUAL_ENV|JUPYTER|IPYTHON|MAKE|MFLAGS|XDG)(_|LEVEL|\b)|OLDPWD"
+    r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|BOOK|GIT|JUPYTER|IPYTHON|XDG)_|"
+    r"PYTHON|IPYTHONDIR|VIRTUAL_ENV|MAKE|MFLAGS|OLDPWD"
 )
 
 
@@ -115,9 +116,11 @@ def end(pid: int) -> None:
     """End a process and all that it started: kernels are in sessions of their own."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in [*process.children(recursive=True), process]:
+        started = process.children(recursive=True)
+        for one in [process, *started]:
             with contextlib.suppress(psutil.Error):
                 one.kill()
+        psutil.wait_procs(started, timeout=10)
 
 
 def run_notebook(
