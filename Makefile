@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live sync bench lint mutants coverage offline po linkcheck \
-	upgrade publish-as release-ref clean
+	canary upgrade publish-as release-ref clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,11 +51,13 @@ sync: venv ## write notebooks/ and shared cells from book/
 bench: site ## seconds and memory of each chapter, seconds to build, bytes of pages
 	@$(RUN) tools.bench
 
-lint: venv ## ruff, mypy and codespell
+lint: venv ## ruff, mypy (as on Windows too), codespell, and actionlint and zizmor on workflows
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
+	@$(RUN) mypy --platform win32 --cache-dir .mypy_cache/win32
 	@$(BIN)/codespell
+	@tools/check_workflows.sh $(VENV)
 
 mutants: venv ## apply every planted fault and see that its cell fails
 	@$(RUN) tools.mutants
@@ -70,7 +72,10 @@ po: venv ## write the catalogues for translators, locale/*.po, from the English 
 	@$(RUN) tools.po
 
 linkcheck: venv ## try the links to other sites
-	@$(RUN) sphinx -q -b linkcheck -c . -d _build/linkcheck/doctrees . _build/linkcheck
+	@$(RUN) tools.linkcheck
+
+canary: venv ## build with the newest Sphinx, myst-parser and theme, beside the site
+	@$(RUN) tools.canary
 
 upgrade: venv ## take the newest releases, re-execute, and list the outputs that changed
 	@tools/upgrade.sh $(VENV)
