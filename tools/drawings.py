@@ -80,7 +80,8 @@ DRAWN = re.compile(r"<(text|title)\b[^<>]*>([^<>]+)</\1>")
 PLACE = re.compile(r"\{(\w+)\}")
 # Where a place may hold less than anything.
 LIMITS = {"array": r"(?:\w+\[[^\]]*\]|Mesh)\s.*?", "part": r"[^;]*?", "axis": r"\S+"}
-LIMITS |= dict.fromkeys(("dim", "size", "count", "all", "bytes", "unique", "total"), r"[\d,.]+")
+LIMITS |= dict.fromkeys(("dim", "count", "all", "bytes", "unique", "total"), r"[\d,.]+")
+LIMITS["size"] = r"[\d,.]+(?: ÷ [^;]+)?"
 
 
 # Finding messages in code.
@@ -113,7 +114,7 @@ def messages(code: str, signatures: Mapping[str, Sequence[str]]) -> Iterator[str
                     words = html.unescape(said[2])
                     if has_words(PLACE.sub("", words)):
                         found.append((node.lineno, node.col_offset, words))
-    yield from dict.fromkeys(text for _, _, text in sorted(found))
+    yield from dict.fromkeys(text for _, _, text in sorted(found, key=lambda one: one[:2]))
 
 
 def arguments(
@@ -175,6 +176,8 @@ def place(value: ast.expr) -> str:
 def pattern(template: str) -> re.Pattern[str]:
     parts = PLACE.split(template)
     seen: set[str] = set()
+    whole = ";" in template or template.startswith(("{array}", "{title}"))
+    default = ".+?" if whole else "[^;]+?"  # a part of a sentence ends at its semicolon
 
     def regex(n: int, part: str) -> str:
         if n % 2 == 0:
@@ -182,7 +185,7 @@ def pattern(template: str) -> re.Pattern[str]:
         if part in seen:
             return f"(?P={name_of(part)})"
         seen.add(part)
-        return f"(?P<{name_of(part)}>{LIMITS.get(part, '.+?')})"
+        return f"(?P<{name_of(part)}>{LIMITS.get(part, default)})"
 
     return re.compile("".join(regex(n, part) for n, part in enumerate(parts)), re.S)
 
