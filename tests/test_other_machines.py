@@ -159,3 +159,21 @@ def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
         found = re.findall(r"^(?:import|from) (?:fcntl|resource|pwd|grp|pty|termios)\b",
                            path.read_text("utf-8"), re.M)
         assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_each_make_target_has_its_plain_commands_on_the_run_page():
+    """For Windows, and for machines without make."""
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    told = re.findall(r"^\| `make ([a-z-]+)` \| (.*?) \| (.*?) \|$",
+                      (ROOT / "book" / "run.md").read_text("utf-8"), re.M)
+    assert {name for name, _, _ in told} == targets - {"help"}
+    for name, commands, where in told:
+        assert where in ("everywhere", "Linux", "Linux, macOS"), name
+        for module in re.findall(r"python -m (tools\.\w+)", commands):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
+def test_the_page_shows_the_workflow_that_is_checked():
+    page = (ROOT / "book" / "your-ci.md").read_text("utf-8")
+    [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)
+    assert (ROOT / "book" / shown).resolve() in WORKFLOWS
