@@ -31,6 +31,10 @@ WITHOUT_WORDS = re.compile(  # code, pictures (their alt is a message of its own
     re.S,
 )
 
+PYTHON_TYPE = re.compile(  # as the reference of meshscope shows it
+    r"(?:\b(?:str|int|bool|float|bytes|Any|None|tuple|list|dict|object|(?:\w+\.)+\w+)\b|[\s\[\],.|])+"
+)
+
 
 @dataclass(frozen=True)
 class Message:
@@ -43,7 +47,7 @@ class Message:
 
 def has_words(text: str) -> bool:
     """Is there anything to translate besides code, formulas, addresses and numbers?"""
-    return bool(WITHOUT_WORDS.sub("", text))
+    return not PYTHON_TYPE.fullmatch(text) and bool(WITHOUT_WORDS.sub("", text))
 
 
 def alike(one: str, other: str) -> float:
