@@ -4,7 +4,7 @@
     python -m tools.matrix --only floor newest      some stacks
     python -m tools.matrix --chapter 01-mesh        one chapter, to try; nothing is recorded
     python -m tools.matrix --fresh                  also what passed before with the same everything
-    python -m tools.matrix --only nightly --report issue.md
+    python -m tools.matrix --only nightly --report issue.txt
 
 What runs is the commit that is checked out. Environments are under _build/matrix, results beside them;
 what has passed with the same notebook, instruments and environment is not run again, so a run that
@@ -210,14 +210,18 @@ def record(book: Book, copy: Checkout, results: Sequence[tuple[Outcome, str]]) -
     }
 
 
-def unlike(book: Book, stack: str) -> dict[str, list[int]]:
-    """Cells, by chapter, whose outputs differ from the reference's; what differs is printed."""
-    found: dict[str, list[int]] = {}
+def unlike(book: Book, stack: str) -> dict[str, list[int]] | None:
+    """Cells, by chapter, whose outputs differ from the reference's; what differs is printed.
+
+    None if one of the two was not run here.
+    """
+    found: dict[str, list[int]] | None = None
     for page in book.chapters:
         name = book.notebook(page).relative_to(book.root).as_posix()
         paths = [place(book, one, name).with_suffix(".ipynb") for one in (REFERENCE, stack)]
         if not all(path.exists() for path in paths):
             continue
+        found = {} if found is None else found
         before, after = (nbformat.read(path, as_version=4) for path in paths)
         for number, line, how in differences(before, after):
             if "setup" in after.cells[number - 1].metadata.get("tags", []):
@@ -228,23 +232,20 @@ def unlike(book: Book, stack: str) -> dict[str, list[int]]:
 
 
 def report(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """An issue about the notebooks that failed: the first line is its title."""
+    """What an issue says about the notebooks that failed: the first failing cell first."""
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if not failed:
         return
     first, versions = failed[0], failed[0].versions
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines = [
-        f"JAX {versions.get('jax', 'nightly')}: {first.name}, cell {first.cell} fails",
-        "",
+        f"{first.name}, cell {first.cell} is the first that fails with jax {versions.get('jax')}.",
         f"With {found}.",
         "",
-        "```text",
-        *("\n\n".join(outcome.says("nightly") for outcome in failed).splitlines()),
-        "```",
+        *(outcome.says("nightly") for outcome in failed),
         "",
-        f"{len(failed)} of {len(outcomes)} notebooks fail. Releases of today may be fine: the "
-        "version matrix says so. To try it: `python -m tools.matrix --only nightly`.",
+        f"{len(failed)} of {len(outcomes)} notebooks fail. To try it: "
+        "`python -m tools.matrix --only nightly`.",
     ]
     path.write_text("\n".join(lines) + "\n", "utf-8")
 
@@ -256,9 +257,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--only", nargs="+", choices=STACKS, default=LOCAL, metavar="STACK")
     options.add_argument("--chapter", nargs="+", default=[], help="such as 01-mesh; not recorded")
     options.add_argument("--fresh", action="store_true", help="run again what has passed")
-    options.add_argument("--report", type=Path, help="write an issue about what fails here")
+    options.add_argument("--report", type=Path, help="write what fails here, for an issue")
     chosen, book = options.parse_args(arguments), Book()
-    data, problems, everything = matrix_page.load(book), [], []
+    wanted(book, STACKS[REFERENCE], chosen.chapter)  # or it says which there are
+    problems, everything = [], []
     with checkout(book) as copy:
         announce(copy)
         for stack in (STACKS[name] for name in chosen.only):
@@ -276,11 +278,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             failed = [outcome.name for outcome, _ in results if not outcome.passed]
             problems += [f"{stack.name}: {', '.join(failed)}"] if failed else []
             if stack.name in LOCAL and not chosen.chapter:
-                data[stack.name] = record(book, copy, results)
+                data = matrix_page.load(book) | {stack.name: record(book, copy, results)}
                 matrix_page.write(book, data)
     if not chosen.chapter:
+        data = matrix_page.load(book)
         for name in (name for name in LOCAL if name in data and name != REFERENCE):
-            data[name]["differs"] = unlike(book, name)
+            if (found := unlike(book, name)) is not None:
+                data[name]["differs"] = found
         matrix_page.write(book, data)
     if chosen.report:
         report(chosen.report, everything)
