@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live sync bench lint mutants coverage offline po linkcheck \
-	canary upgrade publish-as release-ref clean
+	colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ offline: venv ## execute every chapter again without network, and compare output
 
 po: venv ## write the catalogues for translators, locale/*.po, from the English text
 	@$(RUN) tools.po
+
+colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… in its own image)
+	@$(RUN) tools.colab $(if $(IMAGE),--image $(IMAGE))
+
+matrix: venv ## run every notebook on Python 3.11, 3.12, 3.13, Colab's packages, the newest releases
+	@$(RUN) tools.matrix $(if $(ONLY),--only $(ONLY))
 
 linkcheck: venv ## try the links to other sites
 	@$(RUN) tools.linkcheck
