@@ -24,6 +24,7 @@ def bars(rows, says, unit="kB"):
                   for column, value in row.items()]
     right, below = left + len(columns) * wide, top + 34 * len(rows) - 14
     return HTML(f'<svg role="img" aria-label="{escape(says)}" width="{right}" '
-                f'viewBox="0 0 {right} {below}" style="max-width:100%;height:auto" '
-                'font-size="12" font-family="sans-serif" fill="currentColor">'
+                f'viewBox="0 0 {right} {below}" font-size="12" fill="currentColor" '
+                f'style="min-width:{min(right, 600)}px;max-width:100%;height:auto" '
+                'font-family="sans-serif">'
                 f'{"".join(drawn)}</svg>')
