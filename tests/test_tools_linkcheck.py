@@ -66,6 +66,13 @@ def test_good_links_pass(tmp_path, server, capsys):
     assert "2 links to other sites: each leads somewhere" in capsys.readouterr().out
 
 
+def test_no_network_is_told_apart_from_broken_links(tmp_path, server):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as closed:
+        silent = f"http://127.0.0.1:{closed.server_port}"
+    with pytest.raises(Problem, match="2 of 2 .*is there a network"):
+        linkcheck.main(book(tmp_path, f"[x]({silent}/a) and [y]({silent}/b)").root)
+
+
 def test_a_book_that_sphinx_cannot_read_is_an_error_and_not_a_pass(tmp_path):
     broken = book(tmp_path, "text")
     (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/none\n", "utf-8")

@@ -27,7 +27,8 @@ NOT_OURS_TO_MEND = ("working", "local", "unchecked", "ignored", "redirected")
 
 def options(book: Book) -> list[str]:
     repo = book.repo.removeprefix("https://github.com/")
-    own = [book.site, book.repo, f"https://colab.research.google.com/github/{repo}"]
+    openers = ["https://colab.research.google.com/github", "https://mybinder.org/v2/gh"]
+    own = [book.site, book.repo, *(f"{opener}/{repo}" for opener in openers)]
     settings = {
         "linkcheck_ignore": ",".join(re.escape(address) for address in own),
         "linkcheck_anchors_ignore": UNSEEN,
@@ -71,7 +72,10 @@ def main(root: Path = ROOT) -> None:
         print("\n".join(moved), f"{len(moved)} links moved: better write the new address", sep="\n")
     if broken:
         said = "\n".join(broken)
-        raise Problem(f"{said}\n{len(broken)} of {asked} links to other sites lead nowhere.")
+        count = f"{len(broken)} of {asked} links to other sites lead nowhere."
+        if len(broken) == asked > 1:
+            count += " That is every one: is there a network?"
+        raise Problem(f"{said}\n{count}")
     print(f"{asked} links to other sites: each leads somewhere")
 
 
