@@ -107,7 +107,7 @@ def test_what_translators_write_beside_a_message_stays(path):
 
 @pytest.mark.parametrize("text, words", [
     ("`jax.jit`", False), ("$x[B_{data}]$", False), ("8 × 16", False), ("![alt](https://x)", False),
-    ("tuple[str, ...] | None", False), ("`P` and `Q`", True), ("None of them", True), ("JAX", True), ("$n$ devices", True),
+    ("tuple[str, ...] | None", False), ("`P` and `Q`", True), ("None of them", True), ("bytes", True), ("JAX", True), ("$n$ devices", True),
 ])
 def test_what_needs_a_translation(text, words):
     assert catalogues.has_words(text) is words

@@ -32,7 +32,7 @@ WITHOUT_WORDS = re.compile(  # code, pictures (their alt is a message of its own
 )
 
 PYTHON_TYPE = re.compile(  # as the reference of meshscope shows it
-    r"(?:\b(?:str|int|bool|float|bytes|Any|None|tuple|list|dict|object|(?:\w+\.)+\w+)\b|[\s\[\],.|])+"
+    r"(?:str|int|bool|float|Any|None|(?:tuple|list|dict)(?=\[)|(?:\w+\.)+\w+|[\s\[\],.|])+"
 )
 
 

@@ -47,7 +47,7 @@ def context_of(
     context["book_repo_url"] = book.repo
     context["book_zip_url"] = f"{up}notebooks.zip"
     context["book_stack"] = executed_with()
-    context["book_description"] = thesis(doctree) or app.config.book_description
+    context["book_description"] = thesis(doctree)  # else the template's own
     if first:
         context["book_first_url"] = f"{up}{first}.html"
         context["book_first_colab"] = book.colab_url(first, here)
