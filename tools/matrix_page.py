@@ -52,7 +52,7 @@ def cell(notebook: dict[str, Any] | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f'<th scope="col">{one}</th>' for one in head)
+    top = "<td></td>" + "".join(f'<th scope="col">{one}</th>' for one in head)
     lines = [
         f'<tr><th scope="row">{row[0]}</th>'
         + "".join(f"<td>{one}</td>" for one in row[1:])
@@ -77,7 +77,7 @@ def versions_table(data: dict[str, Any]) -> str:
     rows: list[list[str]] = [[name, *(v(stack, name) for stack in data.values())] for name in SHOWN]
     rows.append(["date", *(stack["date"] for stack in data.values())])
     rows.append(["commit", *(f"<code>{stack['commit']}</code>" for stack in data.values())])
-    return table(["", *data], rows)
+    return table(list(data), rows)
 
 
 def v(stack: dict[str, Any], name: str) -> str:
@@ -93,7 +93,7 @@ def seconds_table(data: dict[str, Any]) -> str:
         [f"<code>{name}</code>", *(cell(stack["notebooks"].get(name)) for stack in data.values())]
         for name in names
     ]
-    return table(["", *data], rows)
+    return table(list(data), rows)
 
 
 def differences_table(data: dict[str, Any]) -> str:
@@ -106,7 +106,7 @@ def differences_table(data: dict[str, Any]) -> str:
         ]
         for name in names
     ]
-    return table(["", *others], rows) if rows else ""
+    return table(list(others), rows) if rows else ""
 
 
 def passed(stack: dict[str, Any]) -> tuple[int, int]:
