@@ -134,6 +134,8 @@ def test_too_old(package, version):
     message = last_line(printed)
     assert package in message and version in message, (
         f"the message names what is too old and its version: {message}")
+    oldest = re.search(rf'"{package}": "([\d.]+)"', SETUP.read_text("utf-8"))[1]
+    assert message == f"AssertionError: Install, then restart: {package} {version} (needs {oldest})"
 
 
 def test_newer_is_welcome():
@@ -178,6 +180,16 @@ def test_colab_removes_a_cuda_plugin_that_no_longer_fits():
     assert all("-y" in command or "--yes" in command for command in removed), "pip would ask"
 
 
+def test_colab_with_a_newer_jax_beside_an_old_flax():
+    """Colab since September 2026: the same install, and the plugin of either CUDA goes."""
+    report, printed, status = run_setup("""
+        colab(); fakes.update({"jax": "0.11.1", "flax": "0.11.2", "jax-cuda13-plugin": "0.11.1"})
+        """)
+    assert status == 0, printed
+    install, removal = [" ".join(command) for command in report["ran"]]
+    assert "jax==" in install and "flax==" in install and "jax-cuda13-plugin" in removal
+
+
 def test_outside_colab_too_old_installs_nothing():
     _, printed, status = run_setup("""
         fakes["jax"] = "0.7.2"
@@ -197,7 +209,8 @@ def test_a_jax_imported_before_the_install(where):
         sys.modules["jax"].default_backend = lambda: "cpu"
         """))
     assert status != 0, "a JAX of another version was accepted"
-    assert "restart" in last_line(printed).lower(), last_line(printed)
+    sentence = "AssertionError: JAX 0.7.2 is loaded: restart the runtime, then run all"
+    assert last_line(printed) == sentence
 
 
 def test_devices_made_too_early():
