@@ -79,7 +79,7 @@ SAID = {"says", "say", "title"}  # parameters and variables
 DRAWN = re.compile(r"<(text|title)\b[^<>]*>([^<>]+)</\1>")
 PLACE = re.compile(r"\{(\w+)\}")
 # Where a place may hold less than anything.
-LIMITS = {"array": r"(?:\w+\[[^\]]*\]|Mesh)\s.*?", "part": r"[^;]*?", "axis": r"\S+"}
+LIMITS = {"array": r"(?:\w*\[[^\]]*\]|(?:Abstract)?Mesh)\s.*?", "part": r"[^;]*?", "axis": r"\S+"}
 LIMITS |= dict.fromkeys(("dim", "count", "all", "bytes", "unique", "total"), r"[\d,.]+")
 LIMITS["size"] = r"[\d,.]+(?: ÷ [^;]+)?"
 

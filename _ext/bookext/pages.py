@@ -158,7 +158,6 @@ def read_again_after_warnings(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.add_config_value("book_description", "", "html", str)
     app.add_config_value(
         "comments_config", {}, ""
     )  # jupyter-book sets it, sphinx_comments is not used

@@ -503,7 +503,7 @@ def _table(named: list[tuple[str, Placement]], title: str | None) -> tuple[_Pen,
     more = [f"⋯ {len(named) - MOST_ROWS} more leaves"] * (len(named) > MOST_ROWS)
     lines = ["".join(f"{t:<{w}}" for t, w in zip(r, widths)).rstrip() for r in rows]
     mesh = tuple(dict(axis for _, p in named for axis in p.mesh).items())
-    says = "; ".join(" ".join(row) for row in rows[1:] + [more])
+    says = "; ".join(" ".join(row) for row in [*rows[1:], *([more] if more else [])])
     pen = _Pen(mesh, f"{title or 'Table'}, {len(named)} leaves: {says}")
     y = 0.0
     if title:
