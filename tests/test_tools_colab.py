@@ -222,6 +222,22 @@ def test_a_hang_is_ended_with_all_it_started_and_names_its_cell(tmp_path):
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_run_that_is_stopped_stops_what_it_started(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from tools.matrix_run import *\n"
+        "end_with_order(); here = Path(sys.argv[1])\n"
+        f"sleep = [sys.executable, '-c', {HANGS!r}, here / 'result']\n"
+        "run_notebook(sleep, 'x', here / 'result', os.environ, here, 600)"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=BOOK.root)
+    while not (tmp_path / "result").exists():
+        time.sleep(0.1)
+    started = psutil.Process(run.pid).children(recursive=True)
+    run.terminate()
+    assert run.wait(30) == 143 and len(started) >= 2
+    assert not [one for one in started if one.is_running() and one.status() != "zombie"]
+
+
 def test_a_process_that_dies_is_a_failure_and_its_last_words_are_shown(tmp_path):
     code = "print('Check failed: threads'); import os; os._exit(134)"
     outcome = outcome_of([sys.executable, "-c", code, "RESULT"], tmp_path)

@@ -37,6 +37,7 @@ from tools.matrix_run import (
     announce,
     checkout,
     clean_environment,
+    end_with_order,
     run_notebook,
     served,
 )
@@ -218,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    end_with_order()
     try:
         main()
     except Problem as problem:

@@ -37,7 +37,15 @@ from nbformat import NotebookNode
 from tools import colab, matrix_page
 from tools.book import Book, Problem
 from tools.matrix_python import find_python, make_environment
-from tools.matrix_run import Checkout, Outcome, announce, checkout, clean_environment, run_notebook
+from tools.matrix_run import (
+    Checkout,
+    Outcome,
+    announce,
+    checkout,
+    clean_environment,
+    end_with_order,
+    run_notebook,
+)
 from tools.outputs_diff import differences
 
 MINUTES = 30  # for one notebook
@@ -301,6 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    end_with_order()
     try:
         main()
     except Problem as problem:

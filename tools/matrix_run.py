@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,6 +112,11 @@ class Outcome:
         if "AssertionError" in self.error or len(self.error.splitlines()) < 2:
             lines += [f"    | {line}" for line in self.trace.splitlines()[-12:]]
         return "\n".join(lines)
+
+
+def end_with_order() -> None:
+    """Let whoever is stopped by SIGTERM stop what it started, as with Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def end(pid: int) -> None:
