@@ -31,6 +31,12 @@ WITHOUT_WORDS = re.compile(  # code, pictures (their alt is a message of its own
     re.S,
 )
 
+UNTIL_EDITED = {  # header fields that `msgfmt -c` asks for; Poedit and Weblate write their own
+    "Last-Translator": "the authors of {book}",
+    "Language-Team": "none",
+    "PO-Revision-Date": "2026-11-21 00:00+0000",
+    "Plural-Forms": "nplurals=1; plural=0;",
+}
 PYTHON_TYPE = re.compile(  # as the reference of meshscope shows it
     r"(?:str|int|bool|float|Any|None|(?:tuple|list|dict)(?=\[)|(?:\w+\.)+\w+|[\s\[\],.|])+"
 )
@@ -211,21 +217,24 @@ def update(
     """Must a catalogue change? Then write it, unless `dry`; else it stays as it is, byte for byte."""
     old = read(path) if path.exists() else None
     entries = updated(old, messages, memory)
-    if old is not None and list(map(facts, old)) == list(map(facts, entries)):
+    before = old.metadata if old is not None else {}
+    same = old is not None and list(map(facts, old)) == list(map(facts, entries))
+    if same and before.keys() >= UNTIL_EDITED.keys():
         return False
     if dry:
         return True
     new = polib.POFile(wrapwidth=0)
     new.header = title
-    new.metadata = dict(old.metadata) if old is not None else {}
+    book = title.split(":")[0]
+    new.metadata = {name: value.format(book=book) for name, value in UNTIL_EDITED.items()}
+    new.metadata |= before
     new.metadata |= {
-        "Project-Id-Version": title.split(":")[0],
+        "Project-Id-Version": book,
         "Language": code,
         "MIME-Version": "1.0",
         "Content-Type": "text/plain; charset=utf-8",
         "Content-Transfer-Encoding": "8bit",
     }
-    new.metadata.setdefault("Plural-Forms", "nplurals=1; plural=0;")
     new.extend(entries)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(str(new).rstrip("\n") + "\n", "utf-8")
