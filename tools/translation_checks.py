@@ -256,6 +256,10 @@ def broken(
     english: str, translated: str, markdown: bool = True, numerals: bool = True
 ) -> Iterator[Finding]:
     """What a translation lost or changed. `markdown`: not for comments and drawings."""
+    if english.startswith("\n"):  # a formula on lines of its own, between $$ and $$
+        if english != translated:
+            yield Finding("formula", "this is a formula: copy the English")
+        return
     old, new = parts(english, markdown), parts(translated, markdown)
     for kind, wanted in old.items():
         lost, extra = wanted - new[kind], new[kind] - wanted
@@ -305,7 +309,6 @@ RULES = [  # (what is looked for in the plain text without borders, what to do)
     (rf"\d{UNITS}\b", "put a space before the unit"),
     (r"(?<!—)—(?!—)", "write the dash as ——"),
     (rf"(?<!…)…(?!…)|{HAN}\.\.\.|\.\.\.{HAN}", "write the ellipsis as ……"),
-    (rf"{HAN} {HAN}", "no space between Chinese signs"),
 ]
 OFTEN = 3  # a page that uses a term as often as that prints its English beside it once
 BESIDE = re.compile(rf"(?<=[{FULL}]) | (?=[{FULL}])")
@@ -362,9 +365,13 @@ class House:
             # Emphasis that ends in 。 needs a space after it, or it does not render.
             around = text.replace(LINK, "")[max(0, match.start() - 8) : match.end() + 8]
             yield Finding("punctuation", f"“{shown(around)}”: no space beside full-width signs")
-        for match in re.finditer(rf"{HAN}{LINK}{HAN}", text):
-            around = text[max(0, match.start() - 8) : match.end() + 8]
-            yield Finding("punctuation", f"“{shown(around)}”: put a space around the link")
+        for rule, advice in (
+            (rf"{HAN}{LINK}{HAN}", "put a space around the link"),
+            (rf"{HAN} {HAN}", "no space between Chinese signs"),
+        ):
+            for match in re.finditer(rule, text):
+                around = text[max(0, match.start() - 8) : match.end() + 8]
+                yield Finding("punctuation", f"“{shown(around)}”: {advice}")
         for pair in PAIRS:
             if bare.count(pair[0]) != bare.count(pair[1]):
                 yield Finding("punctuation", f"{pair} do not come in pairs")
@@ -396,7 +403,7 @@ def without_english(
     read = [re.sub(f"[{LINK}{EMPHASIS}]", "", text) for text in page]
     for term in terms:
         uses = [number for number, text in enumerate(prose) if term.chinese in text]
-        beside = re.compile(rf"{re.escape(term.chinese)}（[^（）]*{re.escape(term.english)}", re.I)
+        beside = re.compile(rf"{re.escape(term.chinese)}{HAN}{{0,2}}（[^（）]*{re.escape(term.english)}", re.I)
         if term.first and len(uses) >= OFTEN and not any(map(beside.search, read)):
             what = (
                 f"{term.chinese}, {len(uses)} times on the page, and never with its English: "
