@@ -145,7 +145,10 @@ def english_numbers(text: str) -> Numbers:
         singular = "six" if word == "sixes" else singular
         if singular in VALUES:
             value = VALUES[singular]
-            if part is not None and not (part % 100 >= 20 and part % 10 == 0 and value < 10):
+            if part is not None and not (
+                (part % 100 >= 20 and part % 10 == 0 and value < 10)  # twenty-five
+                or (part >= 100 and part % 100 == 0 and value < 100)  # a hundred and two
+            ):
                 end()
             part = (part or 0) + value
         elif singular in SCALES and (part is not None or word in SCALES):
@@ -302,7 +305,7 @@ RULES = [  # (what is looked for in the plain text without borders, what to do)
     (rf"{HAN}{LATIN}|{LATIN}{HAN}", "put a space between Chinese and Latin, code or formulas"),
     (rf"{HAN}\s*[,;:!?]|[,;:!?]\s*{HAN}", "write ，；：！？ in Chinese"),
     (rf"{HAN}\.(?!\w)", "write 。 in Chinese"),
-    (rf"\({HAN}|{HAN}\)|\([^()]*）|（[^（）]*\)", "write （） in Chinese"),
+    (rf"\({HAN}|{HAN}\)|{HAN}\(|\){HAN}|\([^()]*）|（[^（）]*\)", "write （） in Chinese"),
     (r"[“”‘’]", "quote with 「」"),
     (rf'"{HAN}[^"]*"', "quote with 「」"),
     (r"\d\s+%|％", "write 90%, without a space"),
@@ -403,7 +406,9 @@ def without_english(
     read = [re.sub(f"[{LINK}{EMPHASIS}]", "", text) for text in page]
     for term in terms:
         uses = [number for number, text in enumerate(prose) if term.chinese in text]
-        beside = re.compile(rf"{re.escape(term.chinese)}{HAN}{{0,2}}（[^（）]*{re.escape(term.english)}", re.I)
+        beside = re.compile(
+            rf"{re.escape(term.chinese)}{HAN}{{0,2}}（[^（）]*{re.escape(term.english)}", re.I
+        )
         if term.first and len(uses) >= OFTEN and not any(map(beside.search, read)):
             what = (
                 f"{term.chinese}, {len(uses)} times on the page, and never with its English: "

@@ -83,24 +83,31 @@ def parts_of(book: Book, language: Language, now: dict[str, list[Message]]) -> d
 
 def table(book: Book, language: Language, parts: dict[str, Part]) -> list[str]:
     """Lines of a Markdown table: a row for each page, and for what pages share."""
-    rows = []
-    total = Counter[str]()
+    rows: list[list[str]] = []
+    totals = (Counter[str](), Counter[str]())
 
-    def row(name: str, text: Part | None, code: Part | None) -> None:
-        counts = [part.counts if part else Counter[str]() for part in (text, code)]
+    def row(name: str, text: Counter[str] | None, code: Counter[str] | None) -> None:
+        both = [(counts, counts or Counter()) for counts in (text, code)]
         cells = [
-            str(one[state]) if part else "" for part, one in zip((text, code), counts) for state in STATES
+            str(counts[state]) if known is not None else ""
+            for known, counts in both
+            for state in STATES
         ]
-        total.update(counts[0] + counts[1])
-        rows.append([name, *cells, per_cent(counts[0] + counts[1])])
+        rows.append([name, *cells, per_cent(both[0][1] + both[1][1])])
+
+    def counts(name: str, kind: int) -> Counter[str] | None:
+        found = parts[name].counts if name in parts else None
+        totals[kind].update(found or {})
+        return found
 
     for page in book.pages:
-        row(page, parts.get(page), parts.get(f"code/{page.rsplit('/', 1)[-1]}"))
+        row(page, counts(page, 0), counts(f"code/{page.rsplit('/', 1)[-1]}", 1))
     for name, title in REST.items():
-        if name in parts:
-            row(title, *((parts[name], None) if name == "sphinx" else (None, parts[name])))
+        text = name == "sphinx"
+        row(title, counts(name, 0) if text else None, None if text else counts(name, 1))
+    row("all", *totals)
+    total = totals[0] + totals[1]
     heads = ["", *(f"text: {STATES[0]}", *STATES[1:]), *(f"code: {STATES[0]}", *STATES[1:]), "%"]
-    rows.append(["all", *(str(total[state]) for state in STATES), "", "", "", per_cent(total)])
     widths = [max(len(line[n]) for line in [heads, *rows]) for n in range(len(heads))]
 
     def line(cells: Sequence[str]) -> str:
