@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.requirements-installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live sync bench lint mutants coverage offline po new-language linkcheck \
+.PHONY: help venv site test serve live sync bench lint mutants coverage offline po translations new-language linkcheck \
 	colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
@@ -70,6 +70,9 @@ offline: venv ## execute every chapter again without network, and compare output
 
 po: venv ## write the catalogues for translators, locale/*.po, from the English text
 	@$(RUN) tools.po
+
+translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)
+	@$(RUN) tools.translations $(if $(LIST),--list) $(if $(MSGFMT),--msgfmt)
 
 new-language: venv ## begin a translation: CODE=ja NAME=日本語
 	@$(RUN) tools.new_language "$(CODE)" "$(NAME)"

@@ -20,7 +20,14 @@ from tools.translation_checks import (
     translated_numbers,
     without_english,
 )
-from tools.translations import BROKEN, check_catalogue, check_files, check_language, is_markdown, line_of
+from tools.translations import (
+    BROKEN,
+    check_catalogue,
+    check_files,
+    check_language,
+    is_markdown,
+    line_of,
+)
 
 BOOK = Book()
 LANGUAGES = BOOK.languages[1:]
