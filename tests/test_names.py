@@ -174,6 +174,16 @@ def is_file(span):
         (BOOK.root / path).exists() or pathlib.PurePosixPath(path).parts[:1] == ("_build",))
 
 
+def is_own_command(span):
+    """`make TARGET` of the Makefile, or `python -m tools.NAME --flag …` with flags that tool takes."""
+    if found := re.fullmatch(r"make ([\w-]+)", span):
+        return found[1] in targets()
+    found = re.fullmatch(r"python -m tools\.(\w+)((?: [\w.=/-]+)*)", span)
+    path = BOOK.root / "tools" / f"{found[1]}.py" if found else None
+    return bool(path) and path.exists() and all(
+        f'"{flag}"' in path.read_text("utf-8") for flag in re.findall(r"--[\w-]+", found[2]))
+
+
 def listed(span, table):
     """The kind under which tests/names.toml lists a span, or the name that the span calls."""
     return next((kind for kind in KINDS for text in (span, head(span))
@@ -185,7 +195,8 @@ def unreal(markdown, page, table, where):
         text = " ".join(span.split())
         if text in defined():
             continue
-        if not (listed(text, table) or accepted(text, page) or is_file(text)):
+        if not (listed(text, table) or accepted(text, page) or is_file(text)
+                or is_own_command(text)):
             yield (f"{where}: `{text}` neither imports on this stack nor stands in a cell or output "
                    "of the page: correct it, or list it in tests/names.toml")
 
