@@ -52,9 +52,10 @@ def cell(notebook: dict[str, Any] | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "<td></td>" + "".join(f'<th scope="col">{one}</th>' for one in head)
+    """Heads are names of stacks, packages, notebooks and fields of the record: not translated."""
+    top = "<td></td>" + "".join(f'<th scope="col"><code>{one}</code></th>' for one in head)
     lines = [
-        f'<tr><th scope="row">{row[0]}</th>'
+        f'<tr><th scope="row"><code>{row[0]}</code></th>'
         + "".join(f"<td>{one}</td>" for one in row[1:])
         + "</tr>"
         for row in rows
@@ -90,8 +91,7 @@ def seconds_table(data: dict[str, Any]) -> str:
     names = sorted({name for stack in data.values() for name in stack["notebooks"]})
     names.sort(key=lambda name: "/" in name)  # translations last
     rows = [
-        [f"<code>{name}</code>", *(cell(stack["notebooks"].get(name)) for stack in data.values())]
-        for name in names
+        [name, *(cell(stack["notebooks"].get(name)) for stack in data.values())] for name in names
     ]
     return table(list(data), rows)
 
@@ -101,7 +101,7 @@ def differences_table(data: dict[str, Any]) -> str:
     names = sorted({name for stack in others.values() for name in stack["differs"]})
     rows = [
         [
-            f"<code>{name}</code>",
+            name,
             *(", ".join(map(str, stack["differs"].get(name, []))) for stack in others.values()),
         ]
         for name in names
