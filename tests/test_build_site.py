@@ -70,7 +70,7 @@ def book(tmp_path_factory):
     (catalogues / "01-toy.po").write_text(
         PO
         + message("A toy is a claim", "玩具就是主張")
-        + message("**Mind** the gap.", "**小心** 重新分片規格。")
+        + message("**Mind** the gap.", "**小心** *axis* *重新*分片規格。")
         + message(LINKS.format(book.site), LINKS.format(book.site).replace("there", "那裡")),
         "utf-8",
     )
@@ -166,6 +166,11 @@ def test_chinese_is_found_by_pairs_of_characters(book):
     index = html(book, "zh-TW/searchindex.js").encode().decode("unicode_escape")
     assert '"分片"' in index and '"規格"' in index and '"分片規格"' not in index
     assert "splitQuery" in html(book, "zh-TW/_static/language_data.js")
+
+
+def test_dots_stress_chinese_words_only(book):
+    page = html(book, "zh-TW/book/01-toy.html")
+    assert '<em class="latin">axis</em>' in page and "<em>重新</em>" in page
 
 
 # Mistakes. Each starts from the built site and must leave it as it was.

@@ -42,6 +42,7 @@ def translate(app: Sphinx, doctree: nodes.document) -> None:
             app.env.note_dependency(str(path))
     code(doctree, catalogues.for_code(book, language, page))
     drawings(doctree, translator(book, language, page))
+    emphasis(doctree)
     states = text(book, language, page, doctree)
     own = catalogues.Catalogue(folder / "code" / f"{page.rsplit('/', 1)[-1]}.po")
     messages = code_messages(book).get(f"code/{page.rsplit('/', 1)[-1]}", [])
@@ -64,6 +65,13 @@ def code(doctree: nodes.document, messages: dict[str, str]) -> None:
             if new != block.astext():
                 block.rawsource, block.children = new, []
                 block += nodes.Text(new)
+
+
+def emphasis(doctree: nodes.document) -> None:
+    """Dots below stress Chinese words; names in Latin letters are slanted, as in English."""
+    for node in doctree.findall(nodes.emphasis):
+        if node.astext().isascii():
+            node["classes"].append("latin")
 
 
 def drawings(doctree: nodes.document, translator: Translator) -> None:
