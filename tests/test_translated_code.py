@@ -119,7 +119,8 @@ LABELS = {
                         "tensor parallel", "all-gather", "all-reduce", "held", "over data",
                         "over model", "temporaries"],
     "08-distributed-arrays": ["both", "one axis", "other order", "swapped"],
-    "09-fsdp": ["all gather", "all_gather", "all_gather to reduced", "pcast to reduced",
+    # reduced vary cast p: the name inside jax 0.10
+    "09-fsdp": ["all gather", "reduced vary cast p", "all_gather", "all_gather to reduced", "pcast to reduced",
                 "pcast to unreduced", "pcast to varying", "preduced", "psum", "psum_scatter",
                 "pvary", "reduce scatter", "reduced vary cast", "unreduced psum",
                 "unreduced reduce scatter"],
