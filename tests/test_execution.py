@@ -4,6 +4,8 @@ That a second execution, without a network, shows the same is `python -m tools.o
 what one execution can show, and that the comparison itself is not blind.
 """
 import re
+import subprocess
+import sys
 
 import pytest
 from executed import executed, outputs, shown
@@ -77,3 +79,12 @@ def test_pictures_are_described(chapter):
 def test_every_chapter_is_executed():
     names = {f"book/{chapter.name}" for chapter in chapters()}
     assert names == set(BOOK.chapters), "chapters in book/ and in _toc.yml differ; see test_toc"
+
+
+@pytest.mark.parametrize("language", BOOK.languages[1:], ids=lambda language: language.code)
+def test_a_translated_chapter_runs_as_it_is(language):
+    """One here, all of them every night."""
+    path = BOOK.notebook(BOOK.chapters[0], language)
+    command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "--nbmake-timeout=300", str(path)]
+    done = subprocess.run(command, cwd=BOOK.root, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 of 1 notebooks passed" in done.stdout, done.stdout + done.stderr
