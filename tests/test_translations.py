@@ -238,12 +238,12 @@ def edited(tmp_path_factory):
     assert old in text
     text = text.replace(old, f"{old} This was added.\n\nThis paragraph did not stand here before.")
     path.write_text(text, "utf-8")
-    return book, translations.english(book), path.read_text("utf-8")
+    return book, po.messages_of(book), path.read_text("utf-8")
 
 
 def report(edited, monkeypatch, capsys, *options):
     book, messages, _ = edited
-    monkeypatch.setattr(translations, "english", lambda book: messages)
+    monkeypatch.setattr(translations.po, "messages_of", lambda book: messages)
     status = translations.main(options, book.root)
     return status, *capsys.readouterr()
 

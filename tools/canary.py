@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tools.book import ROOT, Book, Language, Problem
 from tools.execute import execute
+from tools.site import build_command
 
 NEWEST = (
     "sphinx docutils myst-parser myst-nb sphinx-book-theme pydata-sphinx-theme markdown-it-py "
@@ -55,10 +56,7 @@ def environment(folder: Path) -> Path:
 
 def build(book: Book, language: Language, python: Path, folder: Path) -> None:
     out = folder / language.code
-    strict = ["-W", "-n", "--keep-going", "-q"]
-    where = ["-c", str(ROOT), "-d", str(out / "doctrees"), "-D", f"language={language.code}"]
-    command = [str(python), "-m", "sphinx", "-b", "html", *strict, *where, str(ROOT)]
-    command.append(str(out / "html"))
+    command = build_command(book, language, folder=out, python=python)
     checked(command, f"The {language.name} site with the newest releases")
     missing = [page for page in book.pages if not (out / "html" / f"{page}.html").is_file()]
     if missing:

@@ -110,12 +110,17 @@ def folder(book: Book, language: Language) -> Path:
     return book.root / "locale" / language.code / "LC_MESSAGES"
 
 
+def code_name(page: str) -> str:
+    """The catalogue of a chapter's code: code/01-mesh for book/01-mesh."""
+    return f"code/{page.rsplit('/', 1)[-1]}"
+
+
 def of_page(book: Book, language: Language, page: str) -> dict[str, Catalogue]:
     """A page's catalogues by kind: its text, and for a chapter its code."""
-    here, name = folder(book, language), page.rsplit("/", 1)[-1]
+    here = folder(book, language)
     found = {"text": Catalogue(here / f"{page}.po")}
     if page in book.chapters:
-        found["code"] = Catalogue(here / "code" / f"{name}.po")
+        found["code"] = Catalogue(here / f"{code_name(page)}.po")
     return found
 
 
@@ -125,10 +130,13 @@ def for_code(book: Book, language: Language, page: str) -> dict[str, str]:
     return {text: new for path in paths for text, new in Catalogue(path).translations.items()}
 
 
-def paths_of_code(here: Path, page: str) -> list[Path]:
+def names_for_code(page: str) -> tuple[str, ...]:
     """The catalogues that a chapter's cells and drawings use: shared ones, then its own."""
-    name = page.rsplit("/", 1)[-1]
-    return [here / "drawings.po", here / "code" / "shared.po", here / "code" / f"{name}.po"]
+    return ("drawings", "code/shared", code_name(page))
+
+
+def paths_of_code(here: Path, page: str) -> list[Path]:
+    return [here / f"{name}.po" for name in names_for_code(page)]
 
 
 def words_of_site(book: Book, language: Language) -> Callable[[str], str]:

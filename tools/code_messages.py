@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from tools import chapters, drawings
 from tools.book import Book
-from tools.catalogues import Message
+from tools.catalogues import Message, code_name
 from tools.comments import Comment, comments
 
 COMMENT = "Comment beside this code: "
@@ -66,7 +66,7 @@ def code_messages(book: Book) -> dict[str, list[Message]]:
     for page in book.chapters:
         cells = cells_of(book, page)
         made = messages_of(cells, known | drawings.signatures(cells))
-        own[f"code/{page.rsplit('/', 1)[-1]}"] = once(made)
+        own[code_name(page)] = once(made)
     counted = Counter(message.text for messages in own.values() for message in messages)
     often = [m for messages in own.values() for m in messages if counted[m.text] > 1]
     found = {

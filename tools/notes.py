@@ -19,9 +19,6 @@ class Notes:
         self.states, self.words = states, words
         self.last: State = "translated"
 
-    def falls_back(self, text: str) -> bool:
-        return self.states.get(text, "translated") != "translated"
-
     def above(self, text: str, heading: bool = False) -> str:
         """The note for this text, or "" if it needs none."""
         if not has_words(text):

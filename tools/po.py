@@ -26,10 +26,9 @@ from tools.site import build_command
 
 def page_messages(book: Book) -> dict[str, list[Message]]:
     """The messages of pages and templates by catalogue, as Sphinx takes them apart."""
-    templates = book.root / "_build" / "gettext"
-    command = build_command(book, book.languages[0], "gettext")
-    command[command.index("-d") + 1] = str(templates.with_name("gettext-doctrees"))
-    command = [*command[:-1], "-D", "gettext_location=0", str(templates)]
+    command = build_command(book, book.languages[0], "gettext", book.root / "_build" / "gettext")
+    templates = Path(command[-1])
+    command += ["-D", "gettext_location=0"]
     done = subprocess.run(command, cwd=book.root, text=True, capture_output=True)
     if done.returncode:
         raise Problem(f"The texts could not be collected:\n{done.stderr or done.stdout}")
@@ -42,11 +41,16 @@ def page_messages(book: Book) -> dict[str, list[Message]]:
     }
 
 
+def messages_of(book: Book) -> dict[str, list[Message]]:
+    """All messages of the English book as it is now, by catalogue."""
+    return {**page_messages(book), **code_messages(book)}
+
+
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
     options = argparse.ArgumentParser(prog="python -m tools.po", description=__doc__.split("\n")[0])
     options.add_argument("--check", action="store_true", help="only say what is out of date")
     check, book = options.parse_args(arguments).check, Book(root)
-    messages = {**page_messages(book), **code_messages(book)}
+    messages = messages_of(book)
     changed = []
     for language in book.languages[1:]:
         folder = catalogues.folder(book, language)

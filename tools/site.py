@@ -22,13 +22,19 @@ from tools.execute import execute
 ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip"]
 
 
-def build_command(book: Book, language: Language, builder: str = "html") -> list[str]:
-    """How to build one language; warnings fail it."""
-    folder = book.root / "_build" / language.code
+def build_command(
+    book: Book,
+    language: Language,
+    builder: str = "html",
+    folder: Path | None = None,
+    python: Path = Path(sys.executable),
+) -> list[str]:
+    """How to build one language into folder/BUILDER, _build/LANGUAGE/html; warnings fail it."""
+    folder = folder or book.root / "_build" / language.code
     strict = ["-W", "-n", "--keep-going", "-q"]
     where = ["-c", str(book.root), "-d", str(folder / "doctrees")]
     about = ["-D", f"language={language.code}"]
-    sphinx = [sys.executable, "-m", "sphinx", "-b", builder, *strict, *where, *about]
+    sphinx = [str(python), "-m", "sphinx", "-b", builder, *strict, *where, *about]
     return [*sphinx, str(book.root), str(folder / builder)]
 
 

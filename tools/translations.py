@@ -28,7 +28,6 @@ from babel.messages.pofile import PoFileError, read_po
 from tools import catalogues, po
 from tools.book import ROOT, Book, Language, Problem
 from tools.catalogues import Catalogue, Message, State
-from tools.code_messages import code_messages
 from tools.translation_checks import (
     Finding,
     House,
@@ -68,11 +67,6 @@ class Part:
         return Counter(self.states.values())
 
 
-def english(book: Book) -> dict[str, list[Message]]:
-    """The messages of the English book as it is now, by catalogue."""
-    return {**po.page_messages(book), **code_messages(book)}
-
-
 def parts_of(book: Book, language: Language, now: dict[str, list[Message]]) -> dict[str, Part]:
     folder = catalogues.folder(book, language)
     return {
@@ -101,7 +95,7 @@ def table(book: Book, language: Language, parts: dict[str, Part]) -> list[str]:
         return found
 
     for page in book.pages:
-        row(page, counts(page, 0), counts(f"code/{page.rsplit('/', 1)[-1]}", 1))
+        row(page, counts(page, 0), counts(catalogues.code_name(page), 1))
     for name, title in REST.items():
         text = name == "sphinx"
         row(title, counts(name, 0) if text else None, None if text else counts(name, 1))
@@ -303,7 +297,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     for language in book.languages[1:]:
         wrong += check_files(book, language, msgfmt)
     if not wrong:
-        now = english(book)
+        now = po.messages_of(book)
         for language in book.languages[1:]:
             parts = parts_of(book, language, now)
             print("\n".join(table(book, language, parts)))

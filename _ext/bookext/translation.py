@@ -5,6 +5,7 @@ no translation changes a cache's key. Text that is not translated, or was edited
 English below a small note; a page with much of it says so at its top.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,28 @@ def translate(app: Sphinx, doctree: nodes.document) -> None:
         if path.exists():
             app.env.note_dependency(str(path))
     code(doctree, catalogues.for_code(book, language, page))
-    drawings(doctree, translator(book, language, page))
+    drawings(doctree, translator(app, page))
     emphasis(doctree)
     states = text(book, language, page, doctree)
-    own = catalogues.Catalogue(folder / "code" / f"{page.rsplit('/', 1)[-1]}.po")
-    messages = code_messages(book).get(f"code/{page.rsplit('/', 1)[-1]}", [])
-    counted = [*states.values(), *own.states(message.text for message in messages).values()]
+    counted = list(states.values())
+    if own := catalogues.of_page(book, language, page).get("code"):
+        messages = messages_of(app)[catalogues.code_name(page)]
+        counted += own.states(message.text for message in messages).values()
     done = sum(state == "translated" for state in counted)
     app.env.metadata[page]["book_translation"] = (done, len(counted))
 
 
-def translator(book: Book, language: Any, page: str) -> Translator:
-    messages = code_messages(book)
-    names = ("drawings", "code/shared", f"code/{page.rsplit('/', 1)[-1]}")
+@functools.lru_cache(maxsize=1)
+def messages_of(app: Sphinx) -> dict[str, list[catalogues.Message]]:
+    """The messages of all code: every chapter is parsed for them, so once in a build."""
+    return code_messages(Book(app.srcdir))
+
+
+def translator(app: Sphinx, page: str) -> Translator:
+    book, messages = Book(app.srcdir), messages_of(app)
+    names = catalogues.names_for_code(page)
     texts = [message.text for name in names for message in messages.get(name, [])]
-    return Translator(texts, catalogues.for_code(book, language, page))
+    return Translator(texts, catalogues.for_code(book, book.language(app.config.language), page))
 
 
 def code(doctree: nodes.document, messages: dict[str, str]) -> None:
@@ -137,10 +145,8 @@ def hero(
 ) -> None:
     """The drawing of the first page, which no cell made."""
     if pagename == app.config.root_doc:
-        book = Book(app.srcdir)
         svg = Path(app.srcdir, "site", "templates", "hero-drawing.svg").read_text("utf-8")
-        language = book.language(app.config.language)
-        context["book_hero_drawing"] = translator(book, language, pagename).output(svg)
+        context["book_hero_drawing"] = translator(app, pagename).output(svg)
 
 
 def setup(app: Sphinx) -> None:
