@@ -11,8 +11,8 @@ INSTALLED := $(VENV)/.requirements-installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live sync bench lint mutants coverage offline po translations new-language linkcheck \
-	colab matrix canary upgrade publish-as release-ref clean
+.PHONY: help venv site test serve live sync bench lint mutants coverage offline po translations \
+	new-language linkcheck colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -4,6 +4,7 @@ A rule is a function of a chapter that yields one message per problem: where, wh
 do. `over_chapters` makes a test of some rules and every chapter there is; new chapters need no new
 test. tests/test_checks_can_fail.py shows each rule a bad chapter, so that no rule is blind.
 """
+import ast
 import inspect
 
 import pytest
@@ -23,6 +24,14 @@ def rule(function):
 def verify(problems):
     if problems := list(problems):
         pytest.fail("\n".join(problems), pytrace=False)
+
+
+def tree(code):
+    """A cell's syntax tree as text: what it does, whatever its comments say."""
+    try:
+        return ast.dump(ast.parse(code))
+    except SyntaxError:  # IPython's own syntax, or wrong on purpose: nothing may change
+        return code
 
 
 def over_chapters(module):

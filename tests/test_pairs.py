@@ -1,9 +1,8 @@
 """notebooks/*.ipynb say the same as book/*.md, whatever file times say, and carry no outputs."""
-import ast
 
 import nbformat
 import pytest
-from rules import BOOK, verify
+from rules import BOOK, tree, verify
 
 from tools.chapters import chapters
 
@@ -59,7 +58,7 @@ def test_translated_notebook(chapter, language):
         problems.append(f"{shown}: other cells than book/{chapter.name}.md; {SYNC}")
     theirs = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     for number, (cell, source) in enumerate(zip(chapter.code, theirs, strict=False), 1):
-        if ast.dump(ast.parse(source)) != ast.dump(ast.parse(cell.source)):
+        if tree(source) != tree(cell.source):
             problems.append(f"{shown}: code cell {number} runs something else; {SYNC}")
     verify(problems)
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from executed import executed, outputs
+from rules import tree
 
 from tools import catalogues, drawings
 from tools.book import ROOT, Book
@@ -21,13 +22,6 @@ MESSAGES = code_messages(BOOK)
 
 def cells(name):
     return parse(name, BOOK.source(f"book/{name}").read_text("utf-8")).code
-
-
-def tree(code):
-    try:
-        return ast.dump(ast.parse(code))
-    except SyntaxError:  # IPython's own syntax, or wrong on purpose: nothing may change
-        return code
 
 
 def texts(name):

@@ -38,6 +38,7 @@ from tools.matrix_run import (
     checkout,
     clean_environment,
     end_with_order,
+    notebook_command,
     run_notebook,
     served,
 )
@@ -128,21 +129,8 @@ def in_stand_in(book: Book, copy: Checkout, name: str, environment: Path, out: P
         variables = clean_environment(Path(home), python.parent)
         variables |= served(book, copy.path.as_uri())
         variables["PIP_CACHE_DIR"] = str(book.root / "_build" / "colab" / "pip-cache")
-        command = [str(python), *inner(book, copy.path / name, out)]
+        command = [str(python), *notebook_command(book, copy.path / name, out, "--colab")]
         return run_notebook(command, name, out / "result.json", variables, copy.path, MINUTES * 60)
-
-
-def inner(book: Book, notebook: Path, out: Path) -> list[str]:
-    timeout = str(book.config["execute"]["timeout"])
-    options = ["--colab", "--timeout", timeout, "--result", str(out / "result.json")]
-    return [
-        "-m",
-        "tools.matrix_notebook",
-        str(notebook),
-        "--executed",
-        f"{out}/run.ipynb",
-        *options,
-    ]
 
 
 def in_container(book: Book, copy: Checkout, name: str, image: str, out: Path) -> Outcome:
@@ -152,7 +140,7 @@ def in_container(book: Book, copy: Checkout, name: str, image: str, out: Path) -
     mounts = ["--volume", f"{copy.path}:/book:ro", "--volume", f"{out}:/out"]
     start = ["docker", "run", "--rm", "--workdir", "/book", *mounts, *settings]
     command = [*start, "--entrypoint", "python3", image]
-    command += inner(book, Path("/book", name), Path("/out"))
+    command += notebook_command(book, Path("/book", name), Path("/out"), "--colab")
     return run_notebook(command, name, out / "result.json", os.environ, copy.path, MINUTES * 60)
 
 

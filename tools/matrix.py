@@ -44,6 +44,7 @@ from tools.matrix_run import (
     checkout,
     clean_environment,
     end_with_order,
+    notebook_command,
     run_notebook,
 )
 from tools.outputs_diff import differences
@@ -178,8 +179,7 @@ def run_stack(
 
 def in_environment(book: Book, copy: Checkout, name: str, environment: Path, out: Path) -> Outcome:
     folder = environment / "bin"
-    command = [str(folder / "python"), *colab.inner(book, copy.path / name, out)]
-    command.remove("--colab")
+    command = [str(folder / "python"), *notebook_command(book, copy.path / name, out)]
     with tempfile.TemporaryDirectory(prefix="book-home-") as home:
         variables = clean_environment(Path(home), folder)
         return run_notebook(command, name, out / "result.json", variables, copy.path, MINUTES * 60)

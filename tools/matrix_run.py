@@ -114,6 +114,13 @@ class Outcome:
         return "\n".join(lines)
 
 
+def notebook_command(book: Book, notebook: Path, out: Path, *options: str) -> list[str]:
+    """What a stack's Python is called with to run one notebook; the outcome goes below `out`."""
+    timeout = str(book.config["execute"]["timeout"])
+    results = ["--result", str(out / "result.json"), "--executed", str(out / "run.ipynb")]
+    return ["-m", "tools.matrix_notebook", str(notebook), "--timeout", timeout, *results, *options]
+
+
 def end_with_order() -> None:
     """Let whoever is stopped by SIGTERM stop what it started, as with Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
