@@ -199,6 +199,14 @@ def test_a_drawing_is_translated_and_keeps_names_and_numbers():
     assert "<caption>3 個集體通訊。CPU program (jax 0.12)；其他後端可能不同</caption>" in translator.output(table)
 
 
+def test_a_table_of_a_chapter_says_its_heads_and_what_is_bold_in_the_language():
+    translator = Translator(["who", "nobody"], {"who": "誰", "nobody": "沒有人"})
+    table = '<table><th scope="col">who</th><td>{}</td><td><b>nobody</b></td></table>'
+    done = '<table><th scope="col">誰</th><td>{}</td><td><b>沒有人</b></td></table>'
+    assert translator.output(table.format("who")) == done.format("who")
+    assert translator.output("<b>nobody</b>") == "<b>nobody</b>"  # not in a table
+
+
 def test_a_translation_that_lost_a_place_is_not_used():
     translator = Translator(["each device: {shape}"], {"each device: {shape}": "每個裝置"})
     assert translator.sentence("each device: 2×16") == "each device: 2×16"
@@ -210,7 +218,9 @@ def bars(rows, says): return f'<svg aria-label="{says}"><text>loss</text><title>
 bars(x, f"Bytes of {mesh.size} and {len(x)} devices")
 ms.show(x, "pixels")
 ms.show(x, title="by name" if y else "12")
+HTML(f'<table><tr><th scope="col">who</th></tr><tr><td>all-gather</td><td><b>nobody</b></td></tr>')
 print("not drawn")
 '''
     found = drawings.messages(code, drawings.signatures([code]))
-    assert list(found) == ["loss", "Top", "Bytes of {size} and {1} devices", "pixels", "by name"]
+    assert list(found) == ["loss", "Top", "Bytes of {size} and {1} devices", "pixels", "by name",
+                           "who", "nobody"]  # fmt: skip

@@ -3,11 +3,13 @@
 A message is a sentence with places for what varies, "Blocks of {size} devices". In an executed
 drawing it is found again by matching; what stands in its places is translated in the same way, or
 stays, as names and numbers do. Translated are alternative texts (`aria-label`, `<title>`), drawn
-text and the captions and heads of meshscope's tables; other outputs stay as they were executed.
+text, and a table's caption, heads and what it prints in bold; other outputs stay as they were
+executed.
 
 In a chapter's code a drawing says
 - what is given for a parameter called `says`, `say` or `title`, or assigned to `says`;
-- what stands between `<text …>` and `</text>`, or `<title>` and `</title>`, in a string.
+- what stands between `<text …>` and `</text>` in a string, and so for `<title>`, and for a table's
+  `<caption>`, `<th>` and `<b>`.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ MESHSCOPE = (
     "source",
 )
 SAID = {"says", "say", "title"}  # parameters and variables
-DRAWN = re.compile(r"<(text|title)\b[^<>]*>([^<>]+)</\1>")
+DRAWN = re.compile(r"<(text|title|caption|th|b)\b[^<>]*>([^<>]+)</\1>")
 PLACE = re.compile(r"\{(\w+)\}")
 # Where a place may hold less than anything.
 LIMITS = {"array": r"(?:\w*\[[^\]]*\]|(?:Abstract)?Mesh)\s.*?", "part": r"[^;]*?", "axis": r"\S+"}
@@ -264,5 +266,5 @@ class Translator:
 
 
 LABEL = re.compile(r'(\baria-label=")([^"]*)(")')
-ELEMENT = re.compile(r"(<(text|title|caption|th)\b[^<>]*>)(.*?)(</\2>)", re.S)
-PICTURE = re.compile(r'<svg\b.*?</svg>|<table class="meshscope".*?</table>', re.S)
+ELEMENT = re.compile(r"(<(text|title|caption|th|b)\b[^<>]*>)(.*?)(</\2>)", re.S)
+PICTURE = re.compile(r"<svg\b.*?</svg>|<table\b.*?</table>", re.S)
