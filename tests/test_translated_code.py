@@ -25,8 +25,7 @@ def cells(name):
 
 
 def texts(name):
-    wanted = ("drawings", "code/shared", f"code/{name}")
-    return [message.text for part in wanted for message in MESSAGES[part]]
+    return [message.text for part in catalogues.names_for_code(name) for message in MESSAGES[part]]
 
 
 class Marked(dict):
@@ -113,8 +112,8 @@ LABELS = {
                         "tensor parallel", "all-gather", "all-reduce", "held", "over data",
                         "over model", "temporaries"],
     "08-distributed-arrays": ["both", "one axis", "other order", "swapped"],
-    # reduced vary cast p: the name inside jax 0.10
-    "09-fsdp": ["all gather", "reduced vary cast p", "all_gather", "all_gather to reduced", "pcast to reduced",
+    "09-fsdp": ["all gather", "all_gather", "all_gather to reduced", "pcast to reduced",
+                "reduced vary cast p",  # the name inside jax 0.10
                 "pcast to unreduced", "pcast to varying", "preduced", "psum", "psum_scatter",
                 "pvary", "reduce scatter", "reduced vary cast", "unreduced psum",
                 "unreduced reduce scatter"],

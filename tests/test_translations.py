@@ -243,7 +243,7 @@ def edited(tmp_path_factory):
 
 def report(edited, monkeypatch, capsys, *options):
     book, messages, _ = edited
-    monkeypatch.setattr(translations.po, "messages_of", lambda book: messages)
+    monkeypatch.setattr(po, "messages_of", lambda book: messages)
     status = translations.main(options, book.root)
     return status, *capsys.readouterr()
 
