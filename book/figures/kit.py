@@ -1,0 +1,84 @@
+"""A few words of SVG, shared by the figures of the book.
+
+One small program a figure (or a family of figures), beside this file: its `draw()` returns the
+drawings by name, and each is committed as `NAME.svg`. `python book/figures/ring.py` writes them.
+Rules: text and greys are `currentColor`; colours are the book's mesh axes, with the same fallbacks
+as meshscope; no background, no style sheet; a viewBox about 360 wide, so that one unit is one CSS
+pixel on a phone; names and numbers in the drawing, sentences in the caption. The `color` attribute
+is for the file alone (a grey that is legible on white and on black); a page that inlines the file
+overrides it with `svg { color: inherit }`.
+"""
+from pathlib import Path
+from xml.sax.saxutils import escape, quoteattr
+
+DATA = "var(--ms-data,#0072b2)"  # the mesh axis `data`
+MODEL = "var(--ms-model,#d55e00)"  # the mesh axis `model`
+INK = "currentColor"
+
+
+def text(x, y, words, size=12, anchor="start", bold=False, opacity=1.0):
+    """One line of text; `words` may hold <tspan> made by `strong`."""
+    more = ' font-weight="600"' if bold else ""
+    more += f' text-anchor="{anchor}"' if anchor != "start" else ""
+    more += f' opacity="{opacity}"' if opacity < 1 else ""
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}"{more}>{words}</text>'
+
+
+def strong(words):
+    return f'<tspan font-weight="600">{escape(words)}</tspan>'
+
+
+def rect(x, y, width, height, fill=INK, opacity=1.0, radius=0, more=""):
+    more += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
+    more += f' rx="{radius:g}"' if radius else ""
+    return (f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
+            f'fill="{fill}"{more}/>')
+
+
+def line(points, colour=INK, width=1.0, more=""):
+    path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"{more}/>'
+
+
+def shape(points, fill=INK, opacity=1.0, more=""):
+    """A filled polygon."""
+    path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points) + "Z"
+    more += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
+    return f'<path d="{path}" fill="{fill}"{more}/>'
+
+
+def frame(x, y, width, height, colour=INK, thick=1.0, opacity=1.0, dashed=False):
+    """An empty rectangle."""
+    more = f' stroke="{colour}" stroke-width="{thick:g}"'
+    more += f' stroke-opacity="{opacity:g}"' if opacity < 1 else ""
+    more += ' stroke-dasharray="2 2"' if dashed else ""
+    return rect(x, y, width, height, "none", 1, 0, more)
+
+
+def arrow(x1, y1, x2, y2, colour=INK, width=1.4):
+    """Straight, horizontal or vertical, with an open head."""
+    if y1 == y2:
+        way = 5 if x2 > x1 else -5
+        head = [(x2 - way, y2 - 4), (x2, y2), (x2 - way, y2 + 4)]
+    else:
+        way = 5 if y2 > y1 else -5
+        head = [(x2 - 4, y2 - way), (x2, y2), (x2 + 4, y2 - way)]
+    more = ' stroke-linecap="round" stroke-linejoin="round"'
+    return line([(x1, y1), (x2, y2)], colour, width, more) + line(head, colour, width, more)
+
+
+def figure(width, height, says, parts):
+    """One element, ready to be inlined; `says` is what a reader who cannot see it hears."""
+    head = (f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" '
+            f"aria-label={quoteattr(says)} "
+            f'viewBox="0 0 {width:g} {height:g}" color="#777" fill="currentColor" '
+            'style="font-family:var(--sans,ui-sans-serif,system-ui,Helvetica,Arial,sans-serif)">')
+    return head + "\n" + "\n".join(parts) + "\n</svg>\n"
+
+
+def write(drawn):
+    """Write each figure beside this file: `write(draw())`, with {name: SVG}."""
+    for name, svg in drawn.items():
+        path = Path(__file__).with_name(f"{name}.svg")
+        path.write_text(svg, "utf-8")
+        print(path.name, f"{path.stat().st_size:,} bytes")
