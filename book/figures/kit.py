@@ -8,6 +8,7 @@ pixel on a phone; names and numbers in the drawing, sentences in the caption. Th
 is for the file alone (a grey that is legible on white and on black); a page that inlines the file
 overrides it with `svg { color: inherit }`.
 """
+
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
@@ -31,8 +32,7 @@ def strong(words):
 def rect(x, y, width, height, fill=INK, opacity=1.0, radius=0, more=""):
     more += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
     more += f' rx="{radius:g}"' if radius else ""
-    return (f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
-            f'fill="{fill}"{more}/>')
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"{more}/>'
 
 
 def line(points, colour=INK, width=1.0, more=""):
@@ -69,10 +69,12 @@ def arrow(x1, y1, x2, y2, colour=INK, width=1.4):
 
 def figure(width, height, says, parts):
     """One element, ready to be inlined; `says` is what a reader who cannot see it hears."""
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" '
-            f"aria-label={quoteattr(says)} "
-            f'viewBox="0 0 {width:g} {height:g}" color="#777" fill="currentColor" '
-            'style="font-family:var(--sans,ui-sans-serif,system-ui,Helvetica,Arial,sans-serif)">')
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" '
+        f"aria-label={quoteattr(says)} "
+        f'viewBox="0 0 {width:g} {height:g}" color="#777" fill="currentColor" '
+        'style="font-family:var(--sans,ui-sans-serif,system-ui,Helvetica,Arial,sans-serif)">'
+    )
     return head + "\n" + "\n".join(parts) + "\n</svg>\n"
 
 
