@@ -107,21 +107,15 @@ def test_docstrings_written_for_a_terminal_become_restructuredtext():
     docstring = """\
 What `f` takes, and *only* that:
 
-mesh, x    a mesh, or
-           (n, *piece)
-y          `None`
+    >>> f(*x, `y`)
+    '*'
 
 End, with two  spaces."""
     assert list(as_rst(docstring.split("\n"))) == [
         "What ``f`` takes, and \\*only\\* that:",
         "",
-        "``mesh, x``",
-        "    a mesh, or",
-        "    (n, \\*piece)",
-        "",
-        "``y``",
-        "    ``None``",
-        "",
+        "    >>> f(*x, `y`)",
+        "    '*'",
         "",
         "End, with two  spaces.",
     ]

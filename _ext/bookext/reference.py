@@ -1,11 +1,6 @@
 """meshscope's docstrings, which are written to be read in a terminal, as reStructuredText.
 
-`name` in single backticks becomes code, and rows of names with their descriptions beside them,
-
-    compiled   what `.compile()` returns,
-               or the text of a program
-
-become definition lists.
+`name` in single backticks becomes code; examples (`>>> …`) and the rest stay, and Napoleon reads them.
 """
 
 import re
@@ -14,28 +9,12 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-ROW = re.compile(r"(?P<name>\*{0,2}\w+(?:, \*{0,2}\w+)*) {2,}(?P<text>\S.*)")
-
 
 def as_rst(lines: list[str]) -> Iterator[str]:
-    in_row = False
-    before = ""
+    example = False
     for line in lines:
-        row = ROW.fullmatch(line)
-        if row and (in_row or not before.strip()):
-            if in_row:
-                yield ""
-            in_row = True
-            yield f"``{row['name']}``"
-            yield f"    {code(row['text'])}"
-        elif in_row and line.startswith(" "):
-            yield f"    {code(line.strip())}"
-        else:
-            if in_row and line.strip():
-                yield ""
-            in_row = in_row and not line.strip()
-            yield code(line)
-        before = line
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        yield line if example else code(line)
 
 
 def code(text: str) -> str:
