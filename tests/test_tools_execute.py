@@ -17,7 +17,6 @@ from tools.execute import (
     missing,
     open_cache,
     read,
-    stderr,
 )
 
 HEAD = FRONT + "\n# A claim\n\nProse.\n"
@@ -118,13 +117,13 @@ def test_cells_that_are_meant_to_raise(book, said):
         run(book, said)
 
 
-def test_what_a_cell_writes_to_stderr_is_told_by_cell(book, said):
+def test_what_a_cell_writes_to_stderr_is_kept_by_cell(book, said):
     noisy = "import os, sys\nprint('ok')\nprint('oh', file=sys.stderr)\nos.write(2, b'from C\\n')"
     book.source("book/one").write_text(HEAD + cell("1") + cell(noisy))
-    found = stderr(run(book, said)["book/one"])
-    assert {number for number, _ in found} == {3}
-    assert "oh" in "".join(text for _, text in found)
-    assert stderr(run(book, said)["book/two"]) == []
+    _, quiet, loud = run(book, said)["book/one"].cells
+    found = "".join(output.text for output in loud.outputs if output.get("name") == "stderr")
+    assert "oh" in found
+    assert all(output.get("name") != "stderr" for output in quiet.outputs)
 
 
 def test_a_kernel_is_this_python_in_an_empty_folder_without_what_changes_jax(

@@ -385,17 +385,6 @@ def missing(book: Book) -> list[str]:
     return [page for page in book.chapters if from_cache(cache, read(book, page)) is None]
 
 
-def stderr(notebook: NotebookNode) -> list[tuple[int, str]]:
-    """What the cells of an executed notebook wrote to stderr, by cell (counted from 1)."""
-    return [
-        (number, output.text)
-        for number, cell in enumerate(notebook.cells, 1)
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if output.output_type == "stream" and output.name == "stderr"
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(
         prog="python -m tools.execute", description=__doc__.split("\n")[0]
@@ -407,7 +396,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--fresh", action="store_true", help="run all anew, leave the cache alone")
     options.add_argument("--list", action="store_true", help="name the chapters that would run")
     options.add_argument("--out", type=Path, metavar="DIR", help="write the executed .ipynb here")
-    options.add_argument("--no-stderr", action="store_true", help="fail if a cell wrote to stderr")
     chosen, book = options.parse_args(arguments), Book()
     pages = [re.sub(r"\.md$", "", page) for page in chosen.pages] or None
     unknown = set(pages or ()) - set(book.chapters)
@@ -421,13 +409,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         for page, notebook in executed.items():
             nbformat.write(notebook, chosen.out / f"{Path(page).name}.ipynb")
-    written = [
-        f"{page}.md: cell {number} wrote to stderr:\n{text}"
-        for page, notebook in executed.items()
-        for number, text in stderr(notebook)
-    ]
-    if chosen.no_stderr and written:
-        raise Problem("\n".join(written))
 
 
 if __name__ == "__main__":
