@@ -207,7 +207,6 @@ class Translator:
     def __init__(self, texts: Iterable[str], translations: Mapping[str, str]) -> None:
         self.translations = translations
         self.ranked = sorted(dict.fromkeys(texts), key=rank)
-        self.reached: set[str] = set()  # templates that were found
 
     def find(self, text: str) -> tuple[str, dict[str, str]] | None:
         for template in self.ranked:
@@ -221,7 +220,6 @@ class Translator:
         if found is None:
             return text
         template, places = found
-        self.reached.add(template)
         new = self.translations.get(template, template)
         if set(PLACE.findall(new)) != set(places):
             new = template
