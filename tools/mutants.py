@@ -3,7 +3,6 @@
     python -m tools.mutants                       every fault of tests/mutants.toml
     python -m tools.mutants --chapter 02-variables --name swapped-axes
     python -m tools.mutants --seconds 600 --seed 7     a seeded sample that ends in time
-    python -m tools.mutants --random 40           faults nobody listed: dropped constraints, …
 
 A listed fault must be noticed in the cell that the list names, and nowhere before. Any other
 outcome is printed and ends the command with 1, unless the list gives a reason why it survives.
@@ -14,11 +13,9 @@ from __future__ import annotations
 import argparse
 import ast
 import random
-import re
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,150 +106,6 @@ def verdict(mutant: Fault, target: Cell, outcome: dict[str, Any]) -> tuple[str, 
     return "killed", error
 
 
-# Faults that nobody listed.
-
-AXES = ("data", "model", "fsdp", "stage", "seq", "expert")
-CALLS = {
-    "psum": "pmean",
-    "pmean": "psum",
-    "all_gather": "psum",
-    "psum_scatter": "psum",
-    "sum": "mean",
-    "mean": "sum",
-    "zeros": "ones",
-    "argmax": "argmin",
-}
-SHARDING = (
-    "out_sharding",
-    "out_shardings",
-    "in_shardings",
-    "sharding",
-    "in_specs",
-    "optimizer_sharding",
-    "kernel_metadata",
-    "transform_metadata",
-    "donate_argnums",
-)
-
-
-def segment(line: str, node: Any) -> str:
-    """The text of a node that begins and ends on one line (columns count bytes)."""
-    raw = line.encode()
-    return raw[node.col_offset : node.end_col_offset].decode()
-
-
-def called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
-def changes(line: str, node: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """(kind, old text, new text) for each fault that could be planted at this node."""
-    text = segment(line, node)
-    if isinstance(node, ast.Call):
-        name = called(node)
-        arguments = [segment(line, argument) for argument in node.args]
-        if name in ("P", "PartitionSpec") and not node.keywords and arguments:
-            head = text[: text.index("(")]
-            if len(set(arguments)) > 1:
-                yield "swapped spec", text, f"{head}({', '.join(arguments[::-1])})"
-            yield "emptied spec", text, f"{head}()"
-        if (
-            name
-            in (
-                "with_sharding_constraint",
-                "reshard",
-                "stop_gradient",
-                "checkpoint",
-                "remat",
-                "device_put",
-                "psum",
-                "pmean",
-            )
-            and arguments
-        ):
-            yield "dropped " + name, text, arguments[0]
-        if name in CALLS:
-            yield (
-                f"{name} for {CALLS[name]}",
-                text,
-                re.sub(rf"\b{name}\(", CALLS[name] + "(", text, count=1),
-            )
-        for keyword in node.keywords:
-            if keyword.arg in SHARDING and keyword.lineno == keyword.end_lineno:
-                piece = segment(line, keyword)
-                yield f"dropped {keyword.arg}", piece, ""
-    elif isinstance(node, ast.Attribute) and node.attr in ("Auto", "Explicit"):
-        other = {"Auto": "Explicit", "Explicit": "Auto"}[node.attr]
-        yield "other axis type", text, text.removesuffix(node.attr) + other
-    elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
-        first, second = (segment(line, element) for element in node.elts)
-        if first != second and text.startswith("("):
-            yield "swapped pair", text, f"({second}, {first})"
-    elif isinstance(node, ast.Constant) and node.value in AXES and isinstance(node.value, str):
-        other = {"data": "model", "model": "data"}.get(node.value, "data")
-        yield "other axis", text, f'"{other}"'
-    elif isinstance(node, ast.Constant) and type(node.value) is bool:
-        yield "other flag", text, str(not node.value)
-    elif isinstance(node, ast.Constant) and type(node.value) is int and node.value in (0, 1):
-        yield "other axis number", text, str(1 - node.value)
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.FloorDiv)):
-        yield "forgotten factor", text, segment(line, node.left)
-
-
-def one_line(node: Any) -> bool:
-    return hasattr(node, "lineno") and node.lineno == node.end_lineno
-
-
-def random_faults(chapter: Chapter) -> Iterator[tuple[Cell, str, str, str, str]]:
-    """Every automatic one-line fault outside setup, exercises and assertions, with its cell."""
-    for cell in chapter.code:
-        if any(tag.startswith(("setup", "exercise-", "check-", "solution-")) for tag in cell.tags):
-            continue
-        try:
-            tree = ast.parse(cell.source)
-        except SyntaxError:
-            continue
-        barred = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assert)
-            for inner in ast.walk(node)
-        }
-        seen = set()
-        nodes: list[Any] = list(ast.walk(tree))
-        for node in nodes:
-            if id(node) in barred or not one_line(node):
-                continue
-            if not all(one_line(inner) for inner in ast.walk(node) if hasattr(inner, "lineno")):
-                continue
-            line = cell.lines[node.lineno - 1]
-            try:
-                found = list(changes(line, node))
-            except (IndexError, ValueError):
-                continue
-            for kind, old, new in found:
-                column = len(line.encode()[: node.col_offset].decode())
-                if new == "" and old in line[column:]:  # a keyword goes with its comma
-                    start = line.index(old, column)
-                    rest = line[start + len(old) :]
-                    cut = re.sub(r"^\s*,\s*", "", rest)
-                    before = line[:start] if cut != rest else re.sub(r",\s*$", "", line[:start])
-                    changed = before + cut
-                else:
-                    changed = line[:column] + new + line[column + len(old) :]
-                lines = list(cell.lines)
-                lines[node.lineno - 1] = changed
-                source = "\n".join(lines)
-                if source == cell.source or source in seen:
-                    continue
-                seen.add(source)
-                try:
-                    ast.parse(source)
-                except SyntaxError:
-                    continue
-                yield cell, source, kind, line.strip(), changed.strip()
-
-
 # The command.
 
 
@@ -334,51 +187,14 @@ def check_listed(
     return problems
 
 
-def check_random(books: dict[str, Chapter], options: argparse.Namespace) -> list[str]:
-    """Plant faults that nobody listed; survivors are for authors to read, not an error."""
-    faults = [(name, *fault) for name, chapter in books.items() for fault in random_faults(chapter)]
-    random.Random(options.seed).shuffle(faults)
-    faults = sorted(faults[: options.random], key=lambda fault: (fault[0], fault[1].index))
-    names = sorted({fault[0] for fault in faults})
-    seconds, bad = baselines(names, books, options.jobs)
-    show_progress(f"seed {options.seed}: {len(faults)} faults nobody listed")
-    jobs = [
-        job(
-            key,
-            books[name],
-            cell,
-            source,
-            books[name].code[-1].index,
-            60 + 10 * until(seconds[name], books[name].code[-1].index),
-        )
-        for key, (name, cell, source, *_) in enumerate(faults)
-    ]
-    noticed = 0
-    for outcome in cellrun.run(jobs, options.jobs):
-        name, cell, _, kind, old, new = faults[outcome["id"]]
-        if outcome["failed"] is not None:
-            noticed += 1
-            if options.verbose:
-                show_progress(
-                    f"noticed   {name}, cell {cell.index} → {outcome['failed']}: {kind}: "
-                    f"{new}  [{outcome['error']}]"
-                )
-        else:
-            show_progress(f"unnoticed {name}, cell {cell.index}: {kind}:\n      {old}\n   →  {new}")
-    show_progress(f"{noticed} of {len(faults)} noticed")
-    return bad
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--chapter", action="append", help="only this chapter (repeatable)")
     parser.add_argument("--name", help="only faults of this name")
     parser.add_argument("--seconds", type=float, help="a sample that ends within this time")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000)
-    parser.add_argument("--random", type=int, metavar="N", help="plant N faults that nobody listed")
     parser.add_argument("--list", action="store_true", help="only check that the list fits")
     parser.add_argument("-j", "--jobs", type=int, default=2)
-    parser.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args(arguments)
     books = {
         name: chapter
@@ -388,24 +204,21 @@ def main(arguments: list[str] | None = None) -> int:
     if not books:
         print("no such chapter; there are: " + ", ".join(by_name()))
         return 1
-    if options.random:
-        problems = check_random(books, options)
+    mutants = [
+        mutant
+        for mutant in listed()
+        if (not options.chapter or mutant["chapter"] in options.chapter)
+        and (not options.name or mutant["name"] == options.name)
+    ]
+    if options.list:
+        problems = []
+        for mutant in mutants:
+            try:
+                place(mutant, books[mutant["chapter"]])
+            except (BadEntry, KeyError) as error:
+                problems.append(str(error))
     else:
-        mutants = [
-            mutant
-            for mutant in listed()
-            if (not options.chapter or mutant["chapter"] in options.chapter)
-            and (not options.name or mutant["name"] == options.name)
-        ]
-        if options.list:
-            problems = []
-            for mutant in mutants:
-                try:
-                    place(mutant, books[mutant["chapter"]])
-                except (BadEntry, KeyError) as error:
-                    problems.append(str(error))
-        else:
-            problems = check_listed(mutants, books, options)
+        problems = check_listed(mutants, books, options)
     if problems:
         print("\nTo mend:")
         print("\n".join("  " + problem for problem in problems))
