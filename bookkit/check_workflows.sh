@@ -1,7 +1,7 @@
 #!/bin/sh
 # Check every workflow file: zizmor for holes, actionlint for mistakes.
 #
-#     tools/check_workflows.sh .venv
+#     bookkit/check_workflows.sh .venv
 #
 # Python is enough: zizmor comes from PyPI, into an environment of its own. An actionlint in PATH is
 # used if there is one; else the one that npm has as WebAssembly, run by the Node in PATH or PyPI's.

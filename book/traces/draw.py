@@ -1,7 +1,7 @@
 """Draw the timeline of chapter 4 from a trace of JAX's profiler.
 
-    python -m tools.trace_picture                  draws book/traces/train.json.gz
-    python -m tools.trace_picture --keep FOLDER    first cuts that trace from a new recording
+    python book/traces/draw.py                  draws book/traces/train.json.gz
+    python book/traces/draw.py --keep FOLDER    first cuts that trace from a new recording
 
 The picture is site/static/train-trace.svg.
 
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from tools.book import ROOT, Problem
+from bookkit.model.book import Problem
 
-TRACE = ROOT / "book" / "traces" / "train.json.gz"
-PICTURE = ROOT / "site" / "static" / "train-trace.svg"
+HERE = Path(__file__).resolve().parent
+TRACE = HERE / "train.json.gz"
+PICTURE = HERE.parents[1] / "site" / "static" / "train-trace.svg"
 CALL, WAIT = "call", "wait"
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -167,9 +168,5 @@ def main() -> int:
     except Problem as problem:
         print(problem, file=sys.stderr)
         return 1
-    print(f"{PICTURE.relative_to(ROOT)}: {len(read(TRACE))} bars")
+    print(f"{PICTURE.relative_to(HERE.parents[1])}: {len(read(TRACE))} bars")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,11 @@
-"""Executed chapters, from the cache that the site is built from (tools/execute.py)."""
+"""Executed chapters, from the cache that the site is built from (bookkit/run/execute.py)."""
 import functools
 
 import pytest
-from rules import BOOK
 
-from tools.book import Problem
-from tools.execute import execute
+from bookkit.model.book import Problem
+from bookkit.run.execute import execute
+from rules import BOOK
 
 
 @functools.cache
@@ -20,7 +20,7 @@ def executed(name):
     """The executed, normalised notebook of a chapter; a chapter that fails fails the test."""
     found = run(name)
     if isinstance(found, Problem):
-        pytest.fail(f"`python -m tools.execute book/{name}` fails:\n{found}", pytrace=False)
+        pytest.fail(f"`bookkit execute book/{name}` fails:\n{found}", pytrace=False)
     return found
 
 

@@ -9,8 +9,8 @@ import inspect
 
 import pytest
 
-from tools.book import Book
-from tools.chapters import chapters
+from bookkit.model.book import Book
+from bookkit.model.chapter import chapters
 
 BOOK = Book()
 ALL = []

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tools.chapters import by_name
+from bookkit.model.chapter import by_name
 
 NAME = "08-distributed-arrays"
 AFTER = 'import sys\nbrought = [name for name in sys.modules if name.split(".")[0] == "flax"]\n' \

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.chapters import by_name
+from bookkit.model.chapter import by_name
 
 pytestmark = pytest.mark.kills
 

@@ -1,10 +1,10 @@
 """Every skill of tests/rows.toml is shown by the chapters that promise it, with a fault planted."""
 import pytest
-from rules import verify
 
-from tools.chapters import by_name
-from tools.coverage import entries, gaps, problems_of, rows, texts, without_faults
-from tools.mutants import BadEntry, listed, place
+from bookkit.lint.faults import BadEntry, listed, place
+from bookkit.lint.rows import entries, gaps, problems_of, rows, texts, without_faults
+from bookkit.model.chapter import by_name
+from rules import verify
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: f"{entry['id']}-{entry['chapter']}")

@@ -1,6 +1,6 @@
 """Executed chapters: nothing on stderr, no warnings, nothing that changes from run to run.
 
-That a second execution, without a network, shows the same is `python -m tools.offline_pass`; here is
+That a second execution, without a network, shows the same is `bookkit offline`; here is
 what one execution can show, and that the comparison itself is not blind.
 """
 import re
@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
+
+from bookkit.model.chapter import chapters
 from executed import executed, outputs, shown
 from rules import BOOK, verify
 from test_style import bad_alt
-
-from tools.chapters import chapters
 
 CHANGING = {
     r"\bat 0x[0-9a-f]{6,}|\b0x[0-9a-f]{9,}\b": "an address in memory",

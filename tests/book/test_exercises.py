@@ -8,10 +8,10 @@ import functools
 import tomllib
 
 import pytest
-from rules import BOOK, over_chapters, rule, verify
 
-from tools import cellrun
-from tools.chapters import chapters
+from bookkit.model.chapter import chapters
+from bookkit.run import cells as cellrun
+from rules import BOOK, over_chapters, rule, verify
 
 LIST = BOOK.root / "tests" / "exercises.toml"
 PARTS = ("exercise-", "check-", "solution-")

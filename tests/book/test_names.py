@@ -19,10 +19,12 @@ import re
 import tomllib
 
 import pytest
+
+from bookkit.__main__ import VERBS
+from bookkit.lint.prose import code_spans
+from bookkit.model.chapter import by_name, pages
 from executed import executed, outputs, shown
 from rules import BOOK, verify
-
-from tools.chapters import by_name, code_spans, pages
 
 LIST = BOOK.root / "tests" / "names.toml"
 KINDS = ("gone", "flag", "shell", "hlo", "newest-only")
@@ -175,13 +177,14 @@ def is_file(span):
 
 
 def is_own_command(span):
-    """`make TARGET` of the Makefile, or `python -m tools.NAME --flag …` with flags that tool takes."""
+    """`make TARGET` of the Makefile, or `python -m bookkit VERB --flag …` with flags that it takes."""
     if found := re.fullmatch(r"make ([\w-]+)", span):
         return found[1] in targets()
-    found = re.fullmatch(r"python -m tools\.(\w+)((?: [\w.=/-]+)*)", span)
-    path = BOOK.root / "tools" / f"{found[1]}.py" if found else None
-    return bool(path) and path.exists() and all(
-        f'"{flag}"' in path.read_text("utf-8") for flag in re.findall(r"--[\w-]+", found[2]))
+    found = re.fullmatch(r"(?:python -m )?bookkit ([\w-]+)((?: [\w.=/-]+)*)", span)
+    if not found or found[1] not in VERBS:
+        return False
+    source = inspect.getsource(importlib.import_module(f"bookkit.{VERBS[found[1]][0]}"))
+    return all(f'"{flag}"' in source for flag in re.findall(r"--[\w-]+", found[2]))
 
 
 def listed(span, table):

@@ -2,9 +2,9 @@
 
 import nbformat
 import pytest
-from rules import BOOK, tree, verify
 
-from tools.chapters import chapters
+from bookkit.model.chapter import chapters
+from rules import BOOK, tree, verify
 
 SYNC = "run `make sync` and commit the notebooks"
 

@@ -6,10 +6,10 @@ tagged `mesh` made 4×2 and 1×8. Cells tagged `fixed-mesh` are left out.
 import ast
 
 import pytest
-from rules import over_chapters, rule, verify
 
-from tools import cellrun
-from tools.chapters import chapters
+from bookkit.model.chapter import chapters
+from bookkit.run import cells as cellrun
+from rules import over_chapters, rule, verify
 
 WRITTEN = "(2, 4)"
 OTHERS = ("(4, 2)", "(1, 8)")

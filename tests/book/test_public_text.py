@@ -13,7 +13,7 @@ FORBIDDEN = {
     r"<{7} |>{7} |^={7}$": "is left of a merge: resolve it",
     r"\b(?:127\.0\.0\.1|localhost):(?!8000|\{)\d+": "is an address on one machine",
 }
-ABOUT_MACHINES = re.compile(r"^(?:tests|tools|\.ci|\.github)/")  # where such paths are the subject
+ABOUT_MACHINES = re.compile(r"^(?:tests|bookkit|\.ci|\.github)/")  # where such paths are the subject
 SKIPPED = re.compile(r"\.(?:woff2?|png|jpe?g|gif|ico|zip|gz|pb|lock|svg)$|^site/extra/|(?:^|/)vendor/"
                      r"|\.min\.(?:js|css)$|^LICENSE")
 
@@ -22,7 +22,7 @@ def committed():
     done = subprocess.run(["git", "ls-files", "-z"], cwd=BOOK.root, capture_output=True, text=True)
     if done.returncode == 0:
         return [name for name in done.stdout.split("\0") if name]
-    return [str(path.relative_to(BOOK.root)) for folder in ("book", "src", "tools", "notebooks")
+    return [str(path.relative_to(BOOK.root)) for folder in ("book", "src", "bookkit", "notebooks")
             for path in (BOOK.root / folder).rglob("*") if path.is_file()]
 
 

@@ -11,9 +11,9 @@ import sys
 import textwrap
 
 import pytest
-from rules import BOOK, verify
 
-from tools.chapters import chapters
+from bookkit.model.chapter import chapters
+from rules import BOOK, verify
 
 SETUP = BOOK.root / "book" / "cells" / "setup.py"
 CELLS = sorted((BOOK.root / "book" / "cells").glob("*.py"))

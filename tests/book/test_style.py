@@ -2,9 +2,8 @@
 import re
 import statistics
 
+from bookkit.lint.prose import blocks, headings, plain, sentences, words
 from rules import BOOK, over_chapters, rule
-
-from tools.chapters import blocks, headings, plain, sentences, words
 
 COLUMNS, LINES = 88, 30
 BANNED = {

@@ -1,6 +1,6 @@
 """The table of contents, the files and every address of the book's own pages agree.
 
-Addresses are checked against the sources, which are always there. `python -m tools.links` checks
+Addresses are checked against the sources, which are always there. `bookkit links` checks
 them against the built site, page and anchor, after `make site`.
 """
 import html
@@ -9,10 +9,10 @@ import re
 
 import nbformat
 import pytest
-from rules import BOOK, verify
 
-from tools.book import is_notebook
-from tools.links import addresses, github_target, page_target
+from bookkit.model.book import is_notebook
+from bookkit.site.links import addresses, github_target, page_target
+from rules import BOOK, verify
 
 SOURCES = sorted((BOOK.root / "book").glob("*.md"))
 TEXTS = [*SOURCES, BOOK.root / "README.md", BOOK.root / "CONTRIBUTING.md",

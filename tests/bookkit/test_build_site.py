@@ -5,10 +5,12 @@ import shutil
 import zipfile
 
 import pytest
-from toy import FRONT
 
-from tools import execute, site, sync
-from tools.book import ROOT, Book, Problem
+from bookkit.model.book import Book, Problem
+from bookkit.run import execute
+from bookkit.site import build as site
+from bookkit.words import sync
+from toy import FRONT, ROOT
 
 PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
 
@@ -55,8 +57,7 @@ print((lambda: 0).__code__.co_filename)
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("toy")
-    for name in ("_ext", "site"):
-        (root / name).symlink_to(ROOT / name)
+    (root / "site").symlink_to(ROOT / "site")
     for name in ("_config.yml", "conf.py"):
         shutil.copyfile(ROOT / name, root / name)
     (root / "_toc.yml").write_text(

@@ -5,12 +5,12 @@ import shutil
 import subprocess
 
 import pytest
-from bookext.links import Target, target
-from bookext.markdown import for_the_site
-from bookext.reference import as_rst
-from bookext.search import ChineseSearch
 
-from tools.book import Book
+from bookkit.model.book import Book
+from bookkit.sphinx_ext.markdown import for_the_site
+from bookkit.sphinx_ext.own_urls import Target, target
+from bookkit.sphinx_ext.reference import as_rst
+from bookkit.sphinx_ext.search import ChineseSearch
 
 BOOK = Book()
 SITE = BOOK.site

@@ -2,8 +2,8 @@
 import polib
 import pytest
 
-from tools import catalogues
-from tools.catalogues import Catalogue, Message
+from bookkit.words import catalogues
+from bookkit.words.catalogues import Catalogue, Message
 
 PAGE = [
     "A mesh is a grid of devices with names",

@@ -7,6 +7,7 @@ import time
 
 import nbformat
 import pytest
+
 import rules
 import test_coverage
 import test_execution
@@ -19,10 +20,14 @@ import test_public_text
 import test_setup_cell
 import test_style
 import test_toc
+from bookkit.lint import faults as mutants
+from bookkit.lint import rows as coverage
+from bookkit.lint.prose import sentences, words
+from bookkit.model.chapter import Cell, Chapter, parse
+from bookkit.run import cells as cellrun
+from bookkit.run import offline as offline_pass
+from bookkit.site import links
 from rules import BOOK
-
-from tools import cellrun, coverage, links, mutants, offline_pass
-from tools.chapters import Cell, Chapter, parse, sentences, words
 
 colab, page = test_style.addresses("99-bad")
 TITLE = (
@@ -548,16 +553,16 @@ def test_a_stopped_run_leaves_no_process():
 
 
 def children_of_all():
-    """Processes that run tools/cellrun.py for this test, forks included."""
-    mine = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout
+    """Processes that run bookkit/run/cells.py for this test, forks included."""
+    mine = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout
     table = [line.split(None, 2) for line in mine.splitlines()[1:]]
     servers = {
-        pid for pid, parent, words in table if parent == str(os.getpid()) and "cellrun.py" in words
+        pid for pid, parent, words in table if parent == str(os.getpid()) and "run/cells.py" in words
     }
     known = getattr(children_of_all, "known", set()) | servers
     known |= {pid for pid, parent, words in table if parent in known}
     children_of_all.known = known
-    return known & {pid for pid, _, words in table if "cellrun.py" in words}
+    return known & {pid for pid, _, words in table if "run/cells.py" in words}
 
 
 # Coverage.

@@ -14,17 +14,18 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+
+from bookkit.model.book import Book, Problem
+from bookkit.site.links import github_target
+from bookkit.stacks import attempt as matrix_run
+from bookkit.stacks import colab
+from bookkit.stacks.attempt import checkout, clean_environment, run_notebook, served
+from bookkit.stacks.environments import find_python, make_environment
+from bookkit.stacks.notebook import main as run_one
+from bookkit.stacks.notebook import pins, unlike_colab
 from rules import BOOK
 
-from tools import colab, matrix_run
-from tools.book import Book, Problem
-from tools.links import github_target
-from tools.matrix_notebook import main as run_one
-from tools.matrix_notebook import pins, unlike_colab
-from tools.matrix_python import find_python, make_environment
-from tools.matrix_run import checkout, clean_environment, run_notebook, served
-
-LISTS = sorted((BOOK.root / "tools" / "colab_lists").glob("*.txt"))
+LISTS = sorted(colab.LISTS.glob("*.txt"))
 SETUP = (BOOK.root / "book" / "cells" / "setup.py").read_text("utf-8")
 
 
@@ -189,7 +190,7 @@ def outcome_of(command, tmp_path, seconds=60):
 
 def test_a_failing_cell_is_named_with_the_first_lines_of_its_error(tmp_path):
     path = notebook(tmp_path / "x.ipynb", "a = 1", "# why\nassert a == 2, 'a is %s' % a")
-    command = [sys.executable, "-m", "tools.matrix_notebook", str(path), "--result", "RESULT"]
+    command = [sys.executable, "-m", "bookkit", "run-notebook", str(path), "--result", "RESULT"]
     outcome = outcome_of(command, tmp_path)
     assert (outcome.passed, outcome.cell, outcome.first) == (False, 3, "# why")
     said = outcome.says("floor")
@@ -224,7 +225,7 @@ def test_a_hang_is_ended_with_all_it_started_and_names_its_cell(tmp_path):
 
 def test_a_run_that_is_stopped_stops_what_it_started(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from tools.matrix_run import *\n"
+        "import os, sys; from pathlib import Path; from bookkit.stacks.attempt import *\n"
         "end_with_order(); here = Path(sys.argv[1])\n"
         f"sleep = [sys.executable, '-c', {HANGS!r}, here / 'result']\n"
         "run_notebook(sleep, 'x', here / 'result', os.environ, here, 600)"
@@ -295,7 +296,7 @@ def test_in_a_container_the_clone_is_read_only_and_fresh_each_time(tmp_path, mon
     line = " ".join(ran[0])
     assert line.startswith("docker run --rm ") and f"--volume {tmp_path}:/book:ro" in line
     assert f"GIT_CONFIG_VALUE_0={BOOK.repo}" in line and "url.file:///book.insteadOf" in line
-    assert "--entrypoint python3 image -m tools.matrix_notebook /book/notebooks/01-mesh.ipynb" in line
+    assert "--entrypoint python3 image bookkit/src/bookkit run-notebook /book/notebooks/01-mesh.ipynb" in line
     assert "--colab" in line
 
 

@@ -6,11 +6,10 @@ import shutil
 
 import nbformat
 import pytest
-from toy import FRONT
 
-from tools import execute
-from tools.book import ROOT, Book, Problem
-from tools.execute import (
+from bookkit.model.book import Book, Problem
+from bookkit.run import execute
+from bookkit.run.execute import (
     ExecutionFailed,
     fingerprint,
     from_cache,
@@ -18,6 +17,7 @@ from tools.execute import (
     open_cache,
     read,
 )
+from toy import FRONT, ROOT
 
 HEAD = FRONT + "\n# A claim\n\nProse.\n"
 

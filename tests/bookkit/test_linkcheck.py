@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from tools import linkcheck
-from tools.book import ROOT, Book, Problem
+from bookkit.model.book import Book, Problem
+from bookkit.site import linkcheck
+from toy import ROOT
 
 ANSWERS = {"/good": 200, "/gone": 404, "/moved": 301, "/found": 302}
 
@@ -37,8 +38,7 @@ def server():
 
 
 def book(folder, text):
-    for name in ("_ext", "site"):
-        (folder / name).symlink_to(ROOT / name)
+    (folder / "site").symlink_to(ROOT / "site")
     for name in ("_config.yml", "conf.py"):
         shutil.copyfile(ROOT / name, folder / name)
     (folder / "_toc.yml").write_text("format: jb-book\nroot: book/00-intro\n", "utf-8")

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from tools.book import ROOT
+from toy import ROOT
 
-FIND = ROOT / "tools" / "find_python.sh"
+FIND = ROOT / "bookkit" / "find_python.sh"
 
 
 def python(folder, name, version):
@@ -96,12 +96,18 @@ def test_make_without_a_suitable_python_builds_nothing(tmp_path):
     assert not venv.exists()
 
 
+def a_clone(folder):
+    """What the Makefile needs before there is an environment."""
+    (folder / "bookkit").mkdir()
+    for name in ("Makefile", "requirements.txt", "pyproject.toml", "bookkit/pyproject.toml",
+                 "bookkit/find_python.sh"):
+        shutil.copy(ROOT / name, folder / name)
+
+
 @needs_make
 def test_an_interrupted_installation_does_not_look_ready(tmp_path):
     """pip fails here; the environment is not marked, so that the next make starts again."""
-    for name in ("Makefile", "requirements.txt"):
-        shutil.copyfile(ROOT / name, tmp_path / name)
-    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    a_clone(tmp_path)
     with (tmp_path / "requirements.txt").open("a") as file:
         file.write("./not-there\n")
     environment = {"PIP_NO_INDEX": "1"}
@@ -110,5 +116,23 @@ def test_an_interrupted_installation_does_not_look_ready(tmp_path):
         assert done.returncode != 0 and "installing requirements.txt" in done.stdout
         assert (tmp_path / "venv" / "bin" / "pip").exists()
         assert not (tmp_path / "venv" / ".requirements-installed").exists()
-    shutil.copyfile(tmp_path / "requirements.txt", tmp_path / "venv" / ".requirements-installed")
-    assert make("venv", "VENV=venv", folder=tmp_path).returncode == 0  # ready: nothing to do
+
+
+@needs_make
+def test_a_package_that_says_something_else_of_itself_is_installed_again(tmp_path):
+    a_clone(tmp_path)
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "pip").write_text('#!/bin/sh\necho "pip $*"\n')
+    (venv / "bin" / "pip").chmod(0o755)
+    shutil.copyfile(tmp_path / "requirements.txt", venv / ".requirements-installed")
+    first, second = (make("venv", "VENV=venv", folder=tmp_path) for _ in range(2))
+    assert first.stdout == "pip install --quiet --no-deps -e . -e ./bookkit\n" and second.stdout == ""
+    with (tmp_path / "bookkit" / "pyproject.toml").open("a") as file:
+        file.write("# another dependency\n")
+    assert make("venv", "VENV=venv", folder=tmp_path).stdout == first.stdout
+    (venv / "bin" / "pip").write_text("#!/bin/sh\nexit 3\n")  # fails: not noted as installed
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write("# another version\n")
+    for _ in range(2):
+        assert make("venv", "VENV=venv", folder=tmp_path).returncode != 0

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from rules import BOOK
 
-from tools import matrix, matrix_page
-from tools.book import Book, Problem
-from tools.matrix_run import Checkout, Outcome
+from bookkit.model.book import Book, Problem
+from bookkit.stacks import matrix
+from bookkit.stacks import record as matrix_page
+from bookkit.stacks.attempt import Checkout, Outcome
+from rules import BOOK
 
 VERSIONS = {"python": "3.11.7", "jax": "0.10.2", "flax": "0.12.8", "numpy": "2.4.6"}
 PASSED = Outcome("notebooks/01-mesh.ipynb", "passed", 12.4, versions=VERSIONS)
@@ -50,7 +51,7 @@ def book(tmp_path):
 @pytest.fixture
 def made_up(book, monkeypatch):
     """Stacks whose notebooks pass, but for `broken` and for `missing`, which has no Python."""
-    trees = {"src": "1", "tools/matrix_notebook.py": "1"}
+    trees = {"src": "1", "bookkit/stacks/notebook.py": "1"}
     monkeypatch.setattr(Checkout, "tree", lambda self, path: trees.get(path, path))
 
     @contextlib.contextmanager
@@ -167,7 +168,7 @@ def test_without_pins_means_the_books_subject_without_versions():
 def test_page_and_readme_agree_with_the_record():
     assert matrix_page.load(BOOK), "book/matrix.json is missing: run `make matrix`"
     stale = matrix_page.out_of_date(BOOK)
-    assert not stale, f"{', '.join(stale)}: run `python -m tools.matrix_page` and commit"
+    assert not stale, f"{', '.join(stale)}: run `bookkit matrix-page` and commit"
 
 
 def test_the_pages_title_is_true():

@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from tools.normalise import normalise, normalise_text
+from bookkit.run.normalise import normalise, normalise_text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import nbformat
 import pytest
 import yaml
 
-from tools.book import ROOT
+from bookkit.__main__ import VERBS
+from toy import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github").glob("*/*.yml"))
 
@@ -139,7 +140,7 @@ def test_what_workflows_call_is_there():
         text = path.read_text("utf-8")
         for target in re.findall(r"run: make (?:--[a-z-]+ )*([a-z-]+)", text):
             assert target in targets, f"{path.name}: make {target}"
-        for script in re.findall(r"(?<![\w/.-])(?:\.ci|tools|tests)/[\w./-]+", text):
+        for script in re.findall(r"(?<![\w/.-])(?:\.ci|bookkit|tests)/[\w./-]+", text):
             assert (ROOT / script).exists(), f"{path.name}: {script}"
 
 
@@ -150,12 +151,12 @@ def test_containers_and_binder_use_the_pinned_python():
     assert container["image"].endswith(f":{python}")
     for command in re.findall(r"make ([a-z-]+)", json.dumps(container)):
         assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text("utf-8"), re.M), command
-    assert (ROOT / "requirements.txt").read_text().splitlines()[-1] == "."  # Binder installs meshscope
+    assert (ROOT / "requirements.txt").read_text().splitlines()[-2:] == [".", "./bookkit"]  # Binder, too
 
 
 def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
     """mypy checks calls; an import at the top of a module would fail before any message."""
-    for path in [*ROOT.glob("tools/*.py"), *ROOT.glob("src/**/*.py"), *ROOT.glob("_ext/**/*.py")]:
+    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("bookkit/src/**/*.py")]:
         found = re.findall(r"^(?:import|from) (?:fcntl|resource|pwd|grp|pty|termios)\b",
                            path.read_text("utf-8"), re.M)
         assert not found, f"{path.relative_to(ROOT)}: {found}"
@@ -169,8 +170,8 @@ def test_each_make_target_has_its_plain_commands_on_the_run_page():
     assert {name for name, _, _ in told} == targets - {"help"}
     for name, commands, where in told:
         assert where in ("everywhere", "Linux", "Linux, macOS"), name
-        for module in re.findall(r"python -m (tools\.\w+)", commands):
-            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+        for verb in re.findall(r"python -m bookkit ([\w-]+)", commands):
+            assert verb in VERBS, verb
 
 
 def test_the_page_shows_the_workflow_that_is_checked():

@@ -3,8 +3,8 @@
 import nbformat
 import pytest
 
-from tools import outputs_diff
-from tools.book import Problem
+from bookkit.model.book import Problem
+from bookkit.run import compare as outputs_diff
 
 new = nbformat.v4
 

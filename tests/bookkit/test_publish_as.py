@@ -4,8 +4,9 @@ import shutil
 
 import pytest
 
-from tools import publish_as
-from tools.book import ROOT, Book, Problem
+from bookkit.model.book import Book, Problem
+from bookkit.site import address as publish_as
+from toy import ROOT
 
 BOOK = Book()
 SITE, REPO = "https://someone.github.io/their-book/", "https://github.com/someone/their-book"

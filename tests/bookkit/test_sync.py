@@ -4,10 +4,10 @@ import shutil
 
 import nbformat
 import pytest
-from toy import FRONT
 
-from tools import sync
-from tools.book import ROOT, Book, Problem
+from bookkit.model.book import Book, Problem
+from bookkit.words import sync
+from toy import FRONT, ROOT
 
 HEAD = FRONT + "\n# A claim\n"
 CELL = """

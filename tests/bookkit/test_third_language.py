@@ -11,9 +11,12 @@ import nbformat
 import pytest
 from bs4 import BeautifulSoup, Comment
 
-from tools import catalogues, execute, new_language, site
-from tools.book import ROOT, Book, Problem
-from tools.comments import comments
+from bookkit.model.book import Book, Problem
+from bookkit.run import execute
+from bookkit.site import build as site
+from bookkit.words import catalogues, new_language
+from bookkit.words.comments import comments
+from toy import ROOT
 
 CODE = "ja"
 # What stays, and why. Everything else between brackets was in a catalogue.
@@ -32,7 +35,7 @@ ATTRIBUTES = ("alt", "aria-label", "title", "placeholder", "content", "data-copy
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("third")
-    for name in ("_ext", "site", "src", ".github"):
+    for name in ("site", "src", ".github"):
         (root / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "book", root / "book")
     for name in ("_config.yml", "_toc.yml", "conf.py"):

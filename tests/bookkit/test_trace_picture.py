@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
+from draw import PICTURE, TRACE, Bar, cut, draw, events, read
 
-from tools.book import Problem
-from tools.trace_picture import PICTURE, TRACE, Bar, cut, draw, events, read
+from bookkit.model.book import Problem
 
 
 def op(name, start, length, device="0"):
@@ -15,7 +15,7 @@ def op(name, start, length, device="0"):
 
 
 def test_picture_is_drawn_from_the_trace():
-    assert PICTURE.read_text("utf-8") == draw(read(TRACE)), "run `python -m tools.trace_picture`"
+    assert PICTURE.read_text("utf-8") == draw(read(TRACE)), "run `python book/traces/draw.py`"
     assert TRACE.stat().st_size < 200_000
 
 

@@ -4,10 +4,10 @@ import json
 
 import nbformat
 
-from tools.book import Book
-from tools.catalogues import Catalogue
-from tools.notes import WORDS, Notes
-from tools.translate_notebooks import Translation, texts, translate, translate_notebook
+from bookkit.model.book import Book
+from bookkit.words.catalogues import Catalogue
+from bookkit.words.notebooks import Translation, texts, translate, translate_notebook
+from bookkit.words.notes import WORDS, Notes
 
 MESSAGES = {
     "A claim": "主張",

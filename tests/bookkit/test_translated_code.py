@@ -4,16 +4,18 @@ import html
 import re
 
 import pytest
+
+from bookkit.model.book import Book
+from bookkit.model.chapter import parse
+from bookkit.words import catalogues
+from bookkit.words import drawn as drawings
+from bookkit.words.catalogues import has_words
+from bookkit.words.comments import comments, with_comments
+from bookkit.words.drawn import Translator
+from bookkit.words.messages import code_messages, shared_cells
 from executed import executed, outputs
 from rules import tree
-
-from tools import catalogues, drawings
-from tools.book import ROOT, Book
-from tools.catalogues import has_words
-from tools.chapters import parse
-from tools.code_messages import code_messages, shared_cells
-from tools.comments import comments, with_comments
-from tools.drawings import Translator
+from toy import ROOT
 
 BOOK = Book()
 NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
@@ -147,7 +149,7 @@ def test_every_drawn_sentence_is_reached_by_a_template(name):
                 known = text in LABELS.get(name, ()) or ROWS.fullmatch(text) or only_names(text)
                 if not known and translator.find(text.strip()) is None:
                     missed.add(text)
-    assert not missed, f"{name}: no message in tools/drawings.py or the chapter's code for {missed}"
+    assert not missed, f"{name}: no message in bookkit/words/drawn.py or the chapter's code for {missed}"
 
 
 def test_sentences_of_meshscope_are_those_of_its_source():

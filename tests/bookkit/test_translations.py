@@ -7,10 +7,11 @@ import shutil
 
 import pytest
 
-from tools import catalogues, po, translations
-from tools.book import ROOT, Book, Problem
-from tools.catalogues import Catalogue
-from tools.translation_checks import (
+from bookkit.model.book import Book, Problem
+from bookkit.words import catalogues, po
+from bookkit.words import report as translations
+from bookkit.words.catalogues import Catalogue
+from bookkit.words.checks import (
     House,
     Term,
     broken,
@@ -20,7 +21,7 @@ from tools.translation_checks import (
     translated_numbers,
     without_english,
 )
-from tools.translations import (
+from bookkit.words.report import (
     BROKEN,
     check_catalogue,
     check_files,
@@ -28,6 +29,7 @@ from tools.translations import (
     is_markdown,
     line_of,
 )
+from toy import ROOT
 
 BOOK = Book()
 LANGUAGES = BOOK.languages[1:]
@@ -228,7 +230,7 @@ def edited(tmp_path_factory):
     """The whole book with three edits that `make po` has not seen; its messages, collected by Sphinx."""
     root = tmp_path_factory.mktemp("edited")
     book = a_copy(root)
-    for name in ("_ext", "site", "src", "tools", "conf.py", ".github"):
+    for name in ("site", "src", "bookkit", "conf.py", ".github"):
         (root / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "book", root / "book")
     path = book.source("book/01-mesh")

@@ -1,4 +1,8 @@
-"""What the made-up chapters of the checks have in common."""
+"""What the made-up chapters and books of the checks have in common."""
+
+from bookkit.model.book import Book
+
+ROOT = Book().root
 
 FRONT = """---
 jupytext:

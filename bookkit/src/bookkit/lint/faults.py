@@ -1,8 +1,8 @@
 """Plant one fault at a time in a chapter and see whether the chapter notices.
 
-    python -m tools.mutants                       every fault of tests/mutants.toml
-    python -m tools.mutants --chapter 02-variables --name swapped-axes
-    python -m tools.mutants --seconds 600 --seed 7     a seeded sample that ends in time
+    bookkit mutants                       every fault of tests/mutants.toml
+    bookkit mutants --chapter 02-variables --name swapped-axes
+    bookkit mutants --seconds 600 --seed 7     a seeded sample that ends in time
 
 A listed fault must be noticed in the cell that the list names, and nowhere before. Any other
 outcome is printed and ends the command with 1, unless the list gives a reason why it survives.
@@ -13,17 +13,15 @@ from __future__ import annotations
 import argparse
 import ast
 import random
-import sys
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from tools import cellrun
-from tools.book import ROOT
-from tools.chapters import Cell, Chapter, by_name
+from bookkit.model.book import find_root
+from bookkit.model.chapter import Cell, Chapter, by_name
+from bookkit.run import cells as cellrun
 
-LIST = ROOT / "tests" / "mutants.toml"
 Fault = dict[str, Any]  # an entry of tests/mutants.toml
 BROKEN = ("SyntaxError", "IndentationError", "NameError", "ModuleNotFoundError")
 
@@ -32,10 +30,9 @@ class BadEntry(Exception):
     """The list and the chapter do not fit together."""
 
 
-def listed(path: Path = LIST) -> list[Fault]:
-    return (
-        tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []) if path.exists() else []
-    )
+def listed(path: Path | None = None) -> list[Fault]:
+    path = path or find_root() / "tests" / "mutants.toml"
+    return tomllib.loads(path.read_text("utf-8")).get("mutant", []) if path.exists() else []
 
 
 def place(mutant: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
@@ -223,7 +220,3 @@ def main(arguments: list[str] | None = None) -> int:
         print("\nTo mend:")
         print("\n".join("  " + problem for problem in problems))
     return int(bool(problems))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,37 +1,39 @@
 """Print, for each row of tests/rows.toml, the cells that show it, and what is missing.
 
-    python -m tools.coverage        ends with 1 if a chapter that exists lacks a row of its own
+    bookkit coverage        ends with 1 if a chapter that exists lacks a row of its own
 
 tests/coverage.toml maps rows to cells; tests/test_coverage.py checks with the functions below.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
-import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tools.book import ROOT
-from tools.chapters import Cell, Chapter, by_name
-from tools.mutants import listed
+from bookkit.lint.faults import listed
+from bookkit.model.book import find_root
+from bookkit.model.chapter import Cell, Chapter, by_name
 
 Row = dict[str, Any]
 
 
 def rows() -> dict[str, Row]:
-    return tomllib.loads((ROOT / "tests" / "rows.toml").read_text("utf-8"))
+    return tomllib.loads((find_root() / "tests" / "rows.toml").read_text("utf-8"))
 
 
 def entries() -> list[Row]:
-    path = ROOT / "tests" / "coverage.toml"
+    path = find_root() / "tests" / "coverage.toml"
     return tomllib.loads(path.read_text("utf-8")).get("row", []) if path.exists() else []
 
 
 def texts() -> dict[str, str]:
     """Every page of the book, for what judgement rows quote."""
-    return {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "book").glob("*.md"))}
+    return {
+        path.stem: path.read_text("utf-8") for path in sorted((find_root() / "book").glob("*.md"))
+    }
 
 
 def asserts(cell: Cell) -> bool:
@@ -127,7 +129,10 @@ def without_faults(found: list[Row], every: dict[str, Row], faults: list[Row]) -
             yield f"{entry['id']} in {entry['chapter']} has no fault in tests/mutants.toml"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(prog="bookkit coverage", description=__doc__.split("\n")[0]).parse_args(
+        arguments
+    )
     books, pages, every, found = by_name(), texts(), rows(), entries()
     missing = [*gaps(found, every, pages), *without_faults(found, every, listed())]
     for entry in found:
@@ -151,7 +156,3 @@ def main() -> int:
     else:
         print("\nNothing is missing in the chapters that exist.")
     return bool(missing)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
-
 
 class Problem(Exception):
     """What a person has to mend: says what is wrong, where, and what to do next."""
+
+
+def find_root() -> Path:
+    """The book's folder: the one that a command was called in, or one above it."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "_config.yml").exists() and (folder / "_toc.yml").exists():
+            return folder
+    raise Problem(
+        f"There is no book in {here} or above it (no _config.yml with a _toc.yml): "
+        "call bookkit in the folder of the book"
+    )
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class Language:
 class Book:
     """The book whose source lies in `root`."""
 
-    root: Path = ROOT
+    root: Path = field(default_factory=find_root)
 
     @cached_property
     def config(self) -> dict[str, Any]:

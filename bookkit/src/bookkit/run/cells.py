@@ -1,6 +1,6 @@
 """Run chapters' cells as plain Python, many times and fast: no kernel, no outputs kept.
 
-    python -m tools.cellrun < jobs.json        one line of JSON per finished job
+    python bookkit/src/bookkit/run/cells.py < jobs.json        one line of JSON per finished job
 
 A job is {"id", "cells": [{"index", "source", "tags", "probe"}], "timeout", "fresh"}. JAX is imported
 once and each job runs in a fork of that process, before any device exists, so that jobs share the
@@ -47,7 +47,7 @@ NO_FORKS = "Chapters' cells are run in forks of one process, which Windows lacks
 
 
 def as_jobs(cells: Iterable[Any], **more: Any) -> dict[str, Any]:
-    """The cells of a chapter (tools/chapters.py) as one job."""
+    """The cells of a chapter (bookkit/model/chapter.py) as one job."""
     return {
         "cells": [
             {"index": cell.index, "source": cell.source, "tags": list(cell.tags)} for cell in cells
@@ -85,7 +85,7 @@ def run(
         for line in process.stdout or ():
             yield json.loads(line)
         if process.wait():
-            raise RuntimeError(f"tools/cellrun.py ended with {process.returncode}; see above")
+            raise RuntimeError(f"bookkit/run/cells.py ended with {process.returncode}; see above")
     finally:
         if process.poll() is None:
             process.terminate()

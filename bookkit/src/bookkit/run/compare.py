@@ -1,6 +1,6 @@
 """List the outputs that differ between two sets of executed chapters.
 
-    python -m tools.outputs_diff BEFORE AFTER      two folders of `python -m tools.execute --out DIR`
+    bookkit compare BEFORE AFTER      two folders of `bookkit execute --out DIR`
 
 Cells tagged `timing` are left out: what they show differs each time.
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
-from tools.book import Problem
+from bookkit.model.book import Problem
 
 
 def shown(cell: NotebookNode) -> str:
@@ -73,25 +72,14 @@ def compare(before: Path, after: Path) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.outputs_diff", description=__doc__.split("\n")[0]
-    )
+    options = argparse.ArgumentParser(prog="bookkit compare", description=__doc__.split("\n")[0])
     options.add_argument("before", type=Path)
     options.add_argument("after", type=Path)
     chosen = options.parse_args(arguments)
     for folder in (chosen.before, chosen.after):
         if not list(folder.glob("*.ipynb")):
-            raise Problem(
-                f"{folder} holds no executed chapters: `python -m tools.execute --out {folder}`"
-            )
+            raise Problem(f"{folder} holds no executed chapters: `bookkit execute --out {folder}`")
     found = list(compare(chosen.before, chosen.after))
     print("\n".join(found) or "no output differs")
     if found:
         print(f"{len(found)} cells differ")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

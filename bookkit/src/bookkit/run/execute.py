@@ -1,9 +1,9 @@
 """Execute the chapters whose code changed, once, for every build in every language.
 
-    python -m tools.execute                     what is missing from the cache
-    python -m tools.execute book/02-variables   one chapter
-    python -m tools.execute --list              say which are missing, run nothing
-    python -m tools.execute --fresh --out DIR   all of them anew, cache untouched, .ipynb into DIR
+    bookkit execute                     what is missing from the cache
+    bookkit execute book/02-variables   one chapter
+    bookkit execute --list              say which are missing, run nothing
+    bookkit execute --fresh --out DIR   all of them anew, cache untouched, .ipynb into DIR
 
 An execution is kept in a jupyter-cache, `_build/executed/STACK/`, which Sphinx reads. It is found
 again by the code cells, their metadata and the kernel (jupyter-cache's key) and by STACK, a
@@ -42,8 +42,8 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from tools.book import Book, Problem
-from tools.normalise import normalise, normalise_text
+from bookkit.model.book import Book, Problem
+from bookkit.run.normalise import normalise, normalise_text
 
 if sys.platform != "win32":
     import fcntl
@@ -363,14 +363,14 @@ def run_all(
 
 
 def in_thread(work: Callable[[], Any]) -> None:
-    """Run a coroutine beside the main thread, so that Ctrl-C ends its kernels in good order."""
+    """Run a coroutine beside the main thread, so that a stopped command ends its kernels."""
     loop = asyncio.new_event_loop()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         task = loop.create_task(work())
         future = thread.submit(loop.run_until_complete, task)
         try:
             future.result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             loop.call_soon_threadsafe(task.cancel)
             with contextlib.suppress(asyncio.CancelledError, concurrent.futures.CancelledError):
                 future.result()
@@ -386,9 +386,7 @@ def missing(book: Book) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.execute", description=__doc__.split("\n")[0]
-    )
+    options = argparse.ArgumentParser(prog="bookkit execute", description=__doc__.split("\n")[0])
     options.add_argument(
         "pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all"
     )
@@ -409,10 +407,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         for page, notebook in executed.items():
             nbformat.write(notebook, chosen.out / f"{Path(page).name}.ipynb")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

@@ -1,7 +1,7 @@
 """Execute every chapter again without a network and compare with what is published.
 
-    python -m tools.offline_pass                    all chapters
-    python -m tools.offline_pass book/01-mesh       one
+    bookkit offline                    all chapters
+    bookkit offline book/01-mesh       one
 
 The kernels run in a network namespace of their own (`unshare -rn`) in which only the loopback is up,
 since kernels talk through it, and with an empty HOME. The same code must give the same outputs, but
@@ -20,12 +20,13 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
-from tools.book import Book, Problem
+from bookkit.model.book import Book, Problem
 
 NEEDS = (
     "The network-cut pass could not be made: `unshare -rn` failed here ({why}). It needs Linux with "
@@ -65,7 +66,7 @@ def inside(pages: list[str], out: Path) -> None:
     """What runs in the namespace: execute anew into `out`."""
     loopback_up()
     prove_cut()
-    from tools.execute import main
+    from bookkit.run.execute import main
 
     main([*pages, "--fresh", "--out", str(out)])
 
@@ -77,7 +78,7 @@ def execute_cut(pages: list[str], out: Path) -> None:
     if possible.returncode:
         raise Problem(NEEDS.format(why=possible.stderr.strip() or f"status {possible.returncode}"))
     with tempfile.TemporaryDirectory(prefix="book-home-") as home:
-        command = ["unshare", "-rn", sys.executable, "-m", "tools.offline_pass"]
+        command = ["unshare", "-rn", sys.executable, "-m", "bookkit", "offline"]
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -131,18 +132,16 @@ def text_of(outputs: list[dict]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.offline_pass", description=__doc__.split("\n")[0]
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="bookkit offline", description=__doc__.split("\n")[0])
     parser.add_argument(
         "pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all"
     )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.inside:
         return inside(options.pages, options.inside)
-    from tools.execute import execute
+    from bookkit.run.execute import execute
 
     if sys.platform != "linux":
         raise Problem(NEEDS.format(why="this is not Linux"))
@@ -160,10 +159,3 @@ def main() -> None:
     if problems:
         raise Problem("\n\n".join(problems))
     print(f"{len(pages)} chapters: the same outputs without a network")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

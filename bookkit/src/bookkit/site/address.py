@@ -1,8 +1,8 @@
 """Write another address, or another branch or tag, everywhere it stands.
 
-    python -m tools.publish_as --site https://me.github.io/book/ --repo https://github.com/me/book
-    python -m tools.publish_as --ref v1.0
-    python -m tools.publish_as --check
+    bookkit publish-as --site https://me.github.io/book/ --repo https://github.com/me/book
+    bookkit publish-as --ref v1.0
+    bookkit publish-as --check
 
 Chapters, notebooks and translations name the book's site and repository by full address, because
 they are read on GitHub and in Colab as well. The addresses in _config.yml say what to look for.
@@ -15,15 +15,14 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
 
-from tools import sync
-from tools.book import ROOT, Book, Problem
+from bookkit.model.book import Book, Problem, find_root
+from bookkit.words import sync
 
 LEFT_OUT = {".git", "_build", "node_modules"}
 REPOSITORY = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+)")
@@ -132,7 +131,7 @@ def disagreements(texts: dict[Path, str], book: Book) -> Iterator[str]:
         r"meshscope @ git\+[^\s\"']+": [f"meshscope @ git+{book.repo}@{book.ref}"],
     }
     for path, text in texts.items():
-        if path.relative_to(book.root).parts[0] in ("tests", "tools"):
+        if path.relative_to(book.root).parts[0] in ("tests", "bookkit"):
             continue  # code that makes addresses, and wrong ones on purpose
         for number, line in enumerate(text.splitlines(), 1):
             for look_for, begins in kinds.items():
@@ -155,15 +154,14 @@ class Changed(Book):
         self.__dict__["config"] = yaml.safe_load(texts[root / "_config.yml"])
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.publish_as", description=__doc__.split("\n")[0]
-    )
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
+    options = argparse.ArgumentParser(prog="bookkit publish-as", description=__doc__.split("\n")[0])
     options.add_argument("--site", help="where the site will be published")
     options.add_argument("--repo", help="the repository on GitHub", default="")
     options.add_argument("--ref", help="the branch or tag that Colab opens and installs")
     options.add_argument("--check", action="store_true", help="only see that all places agree")
-    chosen, book = options.parse_args(arguments), Book(root)
+    chosen, root = options.parse_args(arguments), root or find_root()
+    book = Book(root)
     old = files(root)
     if chosen.check:
         check(old, book)
@@ -187,10 +185,3 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
         path.write_bytes(new[path].encode("utf-8"))
     sync.main([], root)
     print(f"{len(changed)} files changed. `git diff` shows them; `make site` and commit come next.")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

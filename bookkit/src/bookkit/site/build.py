@@ -12,30 +12,14 @@ import concurrent.futures
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.book import ROOT, Book, Language, Problem
-from tools.execute import execute
+from bookkit.model.book import Book, Language, Problem, find_root
+from bookkit.model.sphinx_command import build_command
+from bookkit.run.execute import execute
 
 ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip"]
-
-
-def build_command(
-    book: Book,
-    language: Language,
-    builder: str = "html",
-    folder: Path | None = None,
-    python: Path = Path(sys.executable),
-) -> list[str]:
-    """How to build one language into folder/BUILDER, _build/LANGUAGE/html; warnings fail it."""
-    folder = folder or book.root / "_build" / language.code
-    strict = ["-W", "-n", "--keep-going", "-q"]
-    where = ["-c", str(book.root), "-d", str(folder / "doctrees")]
-    about = ["-D", f"language={language.code}"]
-    sphinx = [str(python), "-m", "sphinx", "-b", builder, *strict, *where, *about]
-    return [*sphinx, str(book.root), str(folder / builder)]
 
 
 def build(book: Book) -> None:
@@ -89,10 +73,11 @@ def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    argparse.ArgumentParser(
-        prog="python -m tools.site", description=__doc__.split("\n")[0]
-    ).parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
+    argparse.ArgumentParser(prog="bookkit site", description=__doc__.split("\n")[0]).parse_args(
+        arguments
+    )
+    root = root or find_root()
     book, site = Book(root), root / "_build" / "html"
     absent = [f"{page}.md" for page in book.pages if not book.source(page).exists()]
     if absent:
@@ -107,10 +92,3 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
         f"The site is in {site.relative_to(root)}: {len(book.pages)} pages in "
         f"{len(book.languages)} languages. `make serve` shows it."
     )
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

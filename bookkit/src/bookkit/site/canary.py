@@ -1,6 +1,6 @@
 """Build both languages with the newest Sphinx, myst-parser and theme, whatever the pins say.
 
-    python -m tools.canary
+    bookkit canary
 
 Jupyter Book 1 keeps to Sphinx 7; this says whether the book could leave it. The newest releases of
 NEWEST go into an environment of their own, _build/canary/venv, and everything else as in
@@ -11,15 +11,17 @@ reason why the book cannot move; where it stays red, the reason goes into the wo
 
 from __future__ import annotations
 
+import argparse
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.book import ROOT, Book, Language, Problem
-from tools.execute import execute
-from tools.site import build_command
+from bookkit.model.book import Book, Language, Problem
+from bookkit.model.sphinx_command import build_command
+from bookkit.run.execute import execute
 
 NEWEST = (
     "sphinx docutils myst-parser myst-nb sphinx-book-theme pydata-sphinx-theme markdown-it-py "
@@ -28,7 +30,7 @@ NEWEST = (
 
 
 def checked(command: Sequence[str | Path], what: str) -> str:
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, encoding="utf-8")
+    done = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8")
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise Problem(f"{what} failed (status {done.returncode}):\n{said}")
@@ -37,7 +39,7 @@ def checked(command: Sequence[str | Path], what: str) -> str:
 
 def environment(folder: Path) -> Path:
     """A fresh virtual environment with the newest of NEWEST; its Python."""
-    tool = ROOT / "_build" / "uv"
+    tool = folder.parent / "uv"
     programs = "Scripts" if sys.platform == "win32" else "bin"
     if not list((tool / programs).glob("uv*")):
         checked([sys.executable, "-m", "venv", tool], "Making an environment for uv")
@@ -64,18 +66,16 @@ def build(book: Book, language: Language, python: Path, folder: Path) -> None:
     print(f"{language.name}: {len(book.pages)} pages, no warning")
 
 
-def main() -> None:
-    book, folder = Book(), ROOT / "_build" / "canary"
+def main(arguments: Sequence[str] | None = None) -> None:
+    argparse.ArgumentParser(prog="bookkit canary", description=__doc__.split("\n")[0]).parse_args(
+        arguments
+    )
+    book = Book()
+    os.chdir(book.root)
+    folder = book.root / "_build" / "canary"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     python = environment(folder)
     execute(book)
     for language in book.languages:
         build(book, language, python, folder)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

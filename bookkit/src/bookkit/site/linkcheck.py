@@ -1,14 +1,15 @@
 """Try every link of the pages to other sites, and name the page, the line and what came back.
 
-    python -m tools.linkcheck
+    bookkit linkcheck
 
 Sphinx's linkcheck does the asking; nothing is executed for it. Addresses of the book itself are
-left to `python -m tools.links`, which follows them on the built site, so that this passes before
+left to `bookkit links`, which follows them on the built site, so that this passes before
 anything is published. Links that moved for good are named and do not fail.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.book import ROOT, Book, Problem
+from bookkit.model.book import Book, Problem, find_root
 
 # Anchors that GitHub makes with JavaScript, where the link checker cannot see them.
 UNSEEN = "^!,^L[0-9],^issuecomment-,^discussion"
@@ -64,8 +65,11 @@ def report(links: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
     return broken, moved
 
 
-def main(root: Path = ROOT) -> None:
-    links = results(Book(root))
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
+    argparse.ArgumentParser(
+        prog="bookkit linkcheck", description=__doc__.split("\n")[0]
+    ).parse_args(arguments)
+    links = results(Book(root or find_root()))
     broken, moved = report(links)
     asked = sum(link["uri"].startswith("http") and link["status"] != "ignored" for link in links)
     if moved:
@@ -77,10 +81,3 @@ def main(root: Path = ROOT) -> None:
             count += " That is every one: is there a network?"
         raise Problem(f"{said}\n{count}")
     print(f"{asked} links to other sites: each leads somewhere")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

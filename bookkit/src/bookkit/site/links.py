@@ -1,21 +1,21 @@
 """Follow the book's own addresses on the built site: every page and every anchor must be there.
 
-    python -m tools.links          after `make site`: chapters, README and notebooks against _build/html
+    bookkit links          after `make site`: chapters, README and notebooks against _build/html
 
 The tests check the same addresses against the sources; this is the proof on what is published.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import nbformat
 
-from tools.book import Book
+from bookkit.model.book import Book, Problem
 
 ADDRESS = re.compile(r"https?://[^\s<>\"'`\]}]+")
 
@@ -87,16 +87,15 @@ def texts(book: Book) -> Iterator[tuple[str, str]]:
             yield str(path.relative_to(book.root)), "\n\n".join(cell.source for cell in cells)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    argparse.ArgumentParser(prog="bookkit links", description=__doc__.split("\n")[0]).parse_args(
+        arguments
+    )
     book = Book()
     site = book.root / "_build" / "html"
     if not site.is_dir():
-        sys.exit("_build/html is missing: run `make site` first")
+        raise Problem("_build/html is missing: run `make site` first")
     problems = [line for shown, text in texts(book) for line in broken(text, shown, book, site)]
     if problems:
-        sys.exit("\n".join(problems))
+        raise Problem("\n".join(problems))
     print("every address of the book's own pages leads somewhere")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Rebuild pages and reload the browser as files are saved; only chapters whose code changed execute.
 
-    python -m tools.live [--port 8000] [--language zh_TW]
+    bookkit live [--port 8000] [--language zh_TW]
 
 Warnings are shown and do not stop it. It builds into _build/live, so `make site` may run beside it.
 """
@@ -12,14 +12,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tools.book import Book, Problem
+from bookkit.model.book import Book
 
-WATCHED = ["src/meshscope", "site", "_ext", "locale", "_config.yml", "_toc.yml"]
+WATCHED = ["src/meshscope", "bookkit/src", "site", "locale", "_config.yml", "_toc.yml"]
 IGNORED = [
     "_build",
     "notebooks",
     "tests",
-    "tools",
     ".git",
     ".venv*",
     "__pycache__",
@@ -47,18 +46,9 @@ def command(book: Book, code: str, port: int) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.live", description=__doc__.split("\n")[0]
-    )
+    options = argparse.ArgumentParser(prog="bookkit live", description=__doc__.split("\n")[0])
     options.add_argument("--port", type=int, default=8000)
     options.add_argument("--language", default="en", help="en (default) or zh_TW")
     chosen = options.parse_args(arguments)
     words = command(Book(), chosen.language, chosen.port)
     os.execv(words[0], words)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

@@ -1,6 +1,6 @@
 """Photograph a page of the built site with Chromium, and say what is wrong with it in a browser.
 
-    .venv/bin/python -m tools.screenshot book/01-mesh.html mesh.png --width 390 --dark
+    bookkit screenshot book/01-mesh.html mesh.png --width 390 --dark
 
 Needs Chromium or Chrome (Debian: apt install chromium); nothing else asks for it. Reports console
 errors, requests to other hosts and pages that are wider than the window, and fails if there are any.
@@ -25,7 +25,7 @@ from typing import Any
 
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from tools.book import ROOT, Problem
+from bookkit.model.book import Problem, find_root
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
 QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars
@@ -167,25 +167,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--full", action="store_true", help="the whole page, not one window")
     parser.add_argument("--at", metavar="SELECTOR", help="scroll to this element first")
-    parser.add_argument("--site", type=Path, default=ROOT / "_build" / "html")
+    parser.add_argument("--site", type=Path, default=find_root() / "_build" / "html")
     options = parser.parse_args(arguments)
-    try:
-        if not (options.site / options.page.split("?")[0].split("#")[0]).is_file():
-            raise Problem(f"{options.site} has no {options.page}: run `make site` first")
-        handler = functools.partial(Handler, directory=str(options.site))
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            picture, wrong = browse(f"http://127.0.0.1:{server.server_port}", options)
-            server.shutdown()
-    except Problem as problem:
-        print(problem, file=sys.stderr)
-        return 2
+    if not (options.site / options.page.split("?")[0].split("#")[0]).is_file():
+        raise Problem(f"{options.site} has no {options.page}: run `make site` first")
+    handler = functools.partial(Handler, directory=str(options.site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        picture, wrong = browse(f"http://127.0.0.1:{server.server_port}", options)
+        server.shutdown()
     options.out.write_bytes(picture)
     print(f"{options.out}: {len(picture):,} bytes")
     for line in wrong:
         print(f"{options.page}: {line}", file=sys.stderr)
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,8 +9,8 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.errors import ExtensionError, SphinxError
 
-from tools.book import Book, Problem
-from tools.execute import cache_path, execute
+from bookkit.model.book import Book, Problem
+from bookkit.run.execute import cache_path, execute
 
 
 class CellFailed(SphinxError):
@@ -39,7 +39,7 @@ def execute_missing(app: Sphinx) -> None:
 
 def refuse(*_: Any, **__: Any) -> None:
     raise ExtensionError(
-        "Sphinx wanted to execute a chapter that tools/execute.py had not: the two read its code "
+        "Sphinx wanted to execute a chapter that bookkit/run/execute.py had not: the two read its code "
         "differently. Look for a page with a kernelspec that _toc.yml does not list, or run "
         "`make clean site`."
     )

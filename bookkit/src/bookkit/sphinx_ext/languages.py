@@ -8,7 +8,7 @@ from sphinx.addnodes import toctree
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from tools.book import Book
+from bookkit.model.book import Book
 
 
 def address(app: Sphinx, config: Config) -> None:

@@ -19,7 +19,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
-from tools.book import Book
+from bookkit.model.book import Book
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
-from tools.book import Book
-from tools.execute import stack
+from bookkit.model.book import Book
+from bookkit.run.execute import stack
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def rewrite_all_if_navigation_changed(app: Sphinx, env: BuildEnvironment) -> lis
     pages = Book(app.srcdir).pages
     navigation = [(page, env.titles[page].astext()) for page in pages if page in env.titles]
     known = getattr(env, "book_navigation", None)
-    env.book_navigation = navigation
+    env.book_navigation = navigation  # type: ignore[attr-defined] # kept with the environment
     return sorted(env.found_docs) if known not in (None, navigation) else []
 
 

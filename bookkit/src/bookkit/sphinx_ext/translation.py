@@ -13,13 +13,13 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.nodes import extract_messages
 
-from tools import catalogues
-from tools.book import Book
-from tools.catalogues import State
-from tools.code_messages import code_messages
-from tools.comments import with_comments
-from tools.drawings import Translator
-from tools.notes import Notes
+from bookkit.model.book import Book
+from bookkit.words import catalogues
+from bookkit.words.catalogues import State
+from bookkit.words.comments import with_comments
+from bookkit.words.drawn import Translator
+from bookkit.words.messages import code_messages
+from bookkit.words.notes import Notes
 
 ENOUGH = 90  # per cent of a page; with less, it carries a banner
 CODE = {"ipython3", "ipython", "python", "python3"}

@@ -1,4 +1,4 @@
-"""What tools/colab.py and tools/matrix.py share: a clean copy to run, one notebook, what it said."""
+"""One attempt at a notebook: in a clean copy of the book, by another Python, and what it said."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from tools.book import Book, Problem
+from bookkit.model.book import Book, Problem
 
-TRIED = ("notebooks", "src", "tools", "book/cells", "pyproject.toml", "requirements.txt")
+TRIED = ("notebooks", "src", "bookkit", "book/cells", "pyproject.toml", "requirements.txt")
 LEFT_OUT = re.compile(  # of the caller's environment: a notebook meets what a reader's would
     r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|BOOK|GIT|JUPYTER|IPYTHON|XDG)_|"
     r"PYTHON|IPYTHONDIR|VIRTUAL_ENV|MAKE|MFLAGS|OLDPWD"
@@ -118,12 +116,8 @@ def notebook_command(book: Book, notebook: Path, out: Path, *options: str) -> li
     """What a stack's Python is called with to run one notebook; the outcome goes below `out`."""
     timeout = str(book.config["execute"]["timeout"])
     results = ["--result", str(out / "result.json"), "--executed", str(out / "run.ipynb")]
-    return ["-m", "tools.matrix_notebook", str(notebook), "--timeout", timeout, *results, *options]
-
-
-def end_with_order() -> None:
-    """Let whoever is stopped by SIGTERM stop what it started, as with Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    run = ["bookkit/src/bookkit", "run-notebook", str(notebook)]  # a folder: nothing is installed
+    return [*run, "--timeout", timeout, *results, *options]
 
 
 def end(pid: int) -> None:
@@ -145,7 +139,7 @@ def run_notebook(
     cwd: Path,
     seconds: float,
 ) -> Outcome:
-    """Run `python -m tools.matrix_notebook …`; a process that hangs is ended with all it started."""
+    """Run `bookkit run-notebook …`; a process that hangs is ended with all it started."""
     result.unlink(missing_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         process = subprocess.Popen(

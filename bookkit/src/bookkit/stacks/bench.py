@@ -1,6 +1,6 @@
 """What a chapter costs to run, what the site costs to build, what a page costs to load.
 
-    python -m tools.bench [--json FILE]
+    bookkit bench [--json FILE]
 
 Chapters run one at a time, each in a fresh kernel, without a compilation cache; memory is the
 largest resident set of the kernel and its children together, looked at ten times a second. The site
@@ -29,20 +29,18 @@ from typing import Any
 
 import psutil
 
-from tools.book import ROOT, Book, Problem
-from tools.execute import Failure, execute, read, run, stack
+from bookkit.model.book import Book, Problem, find_root
+from bookkit.run.execute import Failure, execute, read, run, stack
 
 COPIED = [
     "_config.yml",
     "_toc.yml",
     "conf.py",
-    "_ext",
     "book",
     "locale",
     "notebooks",
     "site",
     "src",
-    "tools",
 ]
 
 
@@ -92,9 +90,9 @@ def seconds_of(command: list[str], folder: Path) -> float:
 
 
 def builds(book: Book) -> dict[str, float]:
-    """Seconds of `python -m tools.site` in a copy: from cached executions, then after an edit."""
+    """Seconds of `bookkit site` in a copy: from cached executions, then after an edit."""
     execute(book)
-    site = [sys.executable, "-m", "tools.site"]
+    site = [sys.executable, "-m", "bookkit", "site"]
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
         copy = Path(folder)
         for name in COPIED:
@@ -144,12 +142,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.bench", description=__doc__.split("\n")[0]
-    )
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
+    options = argparse.ArgumentParser(prog="bookkit bench", description=__doc__.split("\n")[0])
     options.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
-    chosen, book = options.parse_args(arguments), Book(root)
+    chosen, book = options.parse_args(arguments), Book(root or find_root())
     about = {
         **stack(),
         "cores": os.cpu_count(),
@@ -167,10 +163,3 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
     print(table(found["pages"]))
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

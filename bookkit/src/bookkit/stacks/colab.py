@@ -1,11 +1,11 @@
 """Run every notebook as Colab would, in both languages, unmodified.
 
-    python -m tools.colab                         all, in the stand-in
-    python -m tools.colab notebooks/01-mesh.ipynb notebooks/zh-TW/01-mesh.ipynb
-    python -m tools.colab --list cpu-2026-09      with another of Colab's package lists
-    python -m tools.colab --image us-docker.pkg.dev/colab-images/public/runtime
+    bookkit colab                         all, in the stand-in
+    bookkit colab notebooks/01-mesh.ipynb notebooks/zh-TW/01-mesh.ipynb
+    bookkit colab --list cpu-2026-09      with another of Colab's package lists
+    bookkit colab --image us-docker.pkg.dev/colab-images/public/runtime
 
-The stand-in is a Python 3.13 with the packages of tools/colab_lists/LIST.txt and a `google.colab`. The
+The stand-in is a Python 3.13 with the packages of colab_lists/LIST.txt and a `google.colab`. The
 address that the setup cell installs from leads to a clone of the commit that is checked out; nothing
 in a notebook is changed. Each notebook runs alone, in an empty folder, with an empty home and a fresh
 copy of the environment, so the setup cell finds the old JAX each time. With --image, each runs in a
@@ -22,27 +22,26 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.book import Book, Problem
-from tools.matrix_python import find_python, make_environment
-from tools.matrix_run import (
+from bookkit.model.book import Book, Problem
+from bookkit.stacks.attempt import (
     Checkout,
     Outcome,
     announce,
     checkout,
     clean_environment,
-    end_with_order,
     notebook_command,
     run_notebook,
     served,
 )
+from bookkit.stacks.environments import find_python, make_environment
 
+LISTS = Path(__file__).with_name("colab_lists")
 LIST = "gpu-2026-08"
 MINUTES = 40  # for one notebook, installation included
 STAND_IN = {  # what the notebooks, JAX and Treescope look for in Colab's own package
@@ -72,10 +71,10 @@ STAND_IN = {  # what the notebooks, JAX and Treescope look for in Colab's own pa
 
 
 def list_path(book: Book, name: str) -> Path:
-    path = book.root / "tools" / "colab_lists" / f"{name}.txt"
+    path = LISTS / f"{name}.txt"
     if not path.exists():
         known = ", ".join(sorted(path.stem for path in path.parent.glob("*.txt")))
-        raise Problem(f"There is no list {name}: tools/colab_lists has {known}")
+        raise Problem(f"There is no list {name}: colab_lists has {known}")
     return path
 
 
@@ -179,11 +178,9 @@ def run_all(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.colab", description=__doc__.split("\n")[0]
-    )
+    options = argparse.ArgumentParser(prog="bookkit colab", description=__doc__.split("\n")[0])
     options.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="default: all")
-    options.add_argument("--list", default=LIST, help=f"of tools/colab_lists ({LIST})")
+    options.add_argument("--list", default=LIST, help=f"of colab_lists ({LIST})")
     options.add_argument(
         "--image", default="", help="run in fresh containers of this image instead"
     )
@@ -204,11 +201,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if failed:
         raise Problem(f"{len(failed)} of {count} notebooks failed: {', '.join(failed)}")
     print(f"{count} notebooks passed, each alone, with {where}")
-
-
-if __name__ == "__main__":
-    end_with_order()
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

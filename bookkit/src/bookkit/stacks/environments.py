@@ -1,4 +1,4 @@
-"""Interpreters and environments for tools/matrix.py and tools/colab.py."""
+"""Interpreters and environments for bookkit/stacks/matrix.py and bookkit/stacks/colab.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.book import Problem
+from bookkit.model.book import Problem
 
 CHECK = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2], sys.executable)"
 

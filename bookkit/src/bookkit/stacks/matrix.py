@@ -1,10 +1,10 @@
 """Run every notebook on every stack the book supports, and write down what ran.
 
-    python -m tools.matrix                          all stacks but nightly, one notebook at a time
-    python -m tools.matrix --only floor newest      some stacks
-    python -m tools.matrix --chapter 01-mesh        one chapter, to try; nothing is recorded
-    python -m tools.matrix --fresh                  also what passed before with the same everything
-    python -m tools.matrix --only nightly --report issue.txt
+    bookkit matrix                          all stacks but nightly, one notebook at a time
+    bookkit matrix --only floor newest      some stacks
+    bookkit matrix --chapter 01-mesh        one chapter, to try; nothing is recorded
+    bookkit matrix --fresh                  also what passed before with the same everything
+    bookkit matrix --only nightly --report issue.txt
 
 What runs is the commit that is checked out. Environments are under _build/matrix, results beside them;
 what has passed with the same notebook, instruments and environment is not run again, so a run that
@@ -34,20 +34,20 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from tools import colab, matrix_page
-from tools.book import Book, Problem
-from tools.matrix_python import find_python, make_environment
-from tools.matrix_run import (
+from bookkit.model.book import Book, Problem
+from bookkit.run.compare import differences
+from bookkit.stacks import colab
+from bookkit.stacks import record as matrix_page
+from bookkit.stacks.attempt import (
     Checkout,
     Outcome,
     announce,
     checkout,
     clean_environment,
-    end_with_order,
     notebook_command,
     run_notebook,
 )
-from tools.outputs_diff import differences
+from bookkit.stacks.environments import find_python, make_environment
 
 MINUTES = 30  # for one notebook
 NIGHTLY_INDEX = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
@@ -57,7 +57,7 @@ NIGHTLY_INDEX = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple
 class Stack:
     name: str
     python: str
-    kind: str  # "pinned": requirements.txt; "newest", "nightly": no pins; "colab": tools/colab.py
+    kind: str  # "pinned": requirements.txt; "newest", "nightly": no pins; "colab": colab.py
 
 
 STACKS = {
@@ -118,7 +118,11 @@ def prepare(book: Book, stack: Stack, copy: Checkout) -> Path:
 
 def key_of(book: Book, stack: Stack, copy: Checkout, notebook: str) -> str:
     """What decides a result: the notebook, the instruments, what is installed, how it is run."""
-    parts = [copy.tree(notebook), copy.tree("src"), copy.tree("tools/matrix_notebook.py")]
+    parts = [
+        copy.tree(notebook),
+        copy.tree("src"),
+        copy.tree("bookkit/src/bookkit/stacks/notebook.py"),
+    ]
     if stack.kind == "colab":
         parts.append(colab.list_path(book, colab.LIST).read_text("utf-8"))
     else:
@@ -262,15 +266,13 @@ def report(path: Path, outcomes: Sequence[Outcome]) -> None:
         *(outcome.says("nightly") for outcome in failed),
         "",
         f"{len(failed)} of {len(outcomes)} notebooks fail. To try it: "
-        "`python -m tools.matrix --only nightly`.",
+        "`bookkit matrix --only nightly`.",
     ]
     path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.matrix", description=__doc__.split("\n")[0]
-    )
+    options = argparse.ArgumentParser(prog="bookkit matrix", description=__doc__.split("\n")[0])
     options.add_argument("--only", nargs="+", choices=STACKS, default=LOCAL, metavar="STACK")
     options.add_argument("--chapter", nargs="+", default=[], help="such as 01-mesh; not recorded")
     options.add_argument("--fresh", action="store_true", help="run again what has passed")
@@ -308,11 +310,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if problems:
         raise Problem("The matrix is not whole:\n" + "\n".join(problems))
     print(f"{len(everything)} notebooks passed on {len(chosen.only)} stacks")
-
-
-if __name__ == "__main__":
-    end_with_order()
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

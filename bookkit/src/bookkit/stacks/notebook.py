@@ -1,8 +1,8 @@
 """Run one notebook with this Python, and write down what happened.
 
-    python -m tools.matrix_notebook notebooks/01-mesh.ipynb --result result.json
+    bookkit run-notebook notebooks/01-mesh.ipynb --result result.json
 
-tools/matrix.py runs this in each stack's environment, tools/colab.py in Colab's (--colab). It needs
+`bookkit matrix` runs this in each stack's environment, `bookkit colab` in Colab's (--colab). It needs
 no more than a kernel, nbclient and PyYAML, which every stack has. The result is written at the start
 of each cell, so that it names the cell even if this process is killed.
 """
@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from tools.execute import Failure, run
+from bookkit.run.execute import Failure, run
 
 PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint numpy scipy scikit-learn matplotlib ipykernel ipython"
@@ -75,7 +74,7 @@ def unlike_colab(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(
-        prog="python -m tools.matrix_notebook", description=__doc__.split("\n")[0]
+        prog="bookkit run-notebook", description=__doc__.split("\n")[0]
     )
     options.add_argument("notebook", type=Path)
     options.add_argument("--result", type=Path, required=True, help="where to write the JSON")
@@ -118,7 +117,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     write(status="passed", cell=len(notebook.cells))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,9 @@
 """The page of the version matrix, and the README's summary, from book/matrix.json.
 
-    python -m tools.matrix_page          write what changed
-    python -m tools.matrix_page --check  write nothing; fail if something is out of date
+    bookkit matrix-page          write what changed
+    bookkit matrix-page --check  write nothing; fail if something is out of date
 
-`python -m tools.matrix` records what ran and calls this. The tables are HTML as it is, so that their
+`bookkit matrix` records what ran and calls this. The tables are HTML as it is, so that their
 numbers are no messages for translators; the sentences around them are.
 """
 
@@ -13,16 +13,15 @@ import argparse
 import html
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.book import Book, Problem
+from bookkit.model.book import Book, Problem
 
 PAGE = "book/matrix"
-BEGIN, END = "<!-- made by tools/matrix_page.py: {} -->", "<!-- end of {} -->"
-README = "<!-- made by tools/matrix_page.py from book/matrix.json -->"
+BEGIN, END = "<!-- made by bookkit matrix-page: {} -->", "<!-- end of {} -->"
+README = "<!-- made by bookkit matrix-page from book/matrix.json -->"
 SHOWN = "python jax jaxlib flax optax orbax-checkpoint numpy scipy scikit-learn ipython".split()
 SUMMARY = {
     "floor": "oldest supported",
@@ -177,19 +176,12 @@ def out_of_date(book: Book) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(
-        prog="python -m tools.matrix_page", description=__doc__.split("\n")[0]
+        prog="bookkit matrix-page", description=__doc__.split("\n")[0]
     )
     options.add_argument("--check", action="store_true", help="only say what is out of date")
     book = Book()
     if options.parse_args(arguments).check:
         if stale := out_of_date(book):
-            raise Problem(f"Out of date: {', '.join(stale)}. Run `python -m tools.matrix_page`.")
+            raise Problem(f"Out of date: {', '.join(stale)}. Run `bookkit matrix-page`.")
         return
     print("\n".join(f"wrote {name}" for name in write(book, load(book))) or "all up to date")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

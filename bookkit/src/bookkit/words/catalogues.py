@@ -22,7 +22,7 @@ from typing import Literal
 
 import polib
 
-from tools.book import Book, Language
+from bookkit.model.book import Book, Language
 
 State = Literal["translated", "stale", "missing"]
 ALIKE = 0.6  # how much of a text must be left for it to count as the same text, edited

@@ -18,8 +18,8 @@ from typing import Any
 
 from markdown_it.token import Token
 
-from tools.book import Problem
-from tools.translate_notebooks import ALERT, MARKDOWN
+from bookkit.model.book import Problem
+from bookkit.words.notebooks import ALERT, MARKDOWN
 
 URL = re.compile(r"https?://[^\s<>()\[\]（）「」，。、；：]+")
 PLACEHOLDER = re.compile(r"\{\w*\}|%\(\w+\)[sd]|%[sd]\b")

@@ -20,7 +20,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tools.catalogues import has_words
+from bookkit.words.catalogues import has_words
 
 # The sentences of meshscope (src/meshscope/drawing.py and its tables); tests compare them with it.
 MESHSCOPE = (

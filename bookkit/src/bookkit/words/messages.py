@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tools import chapters, drawings
-from tools.book import Book
-from tools.catalogues import Message, code_name
-from tools.comments import Comment, comments
+from bookkit.model import chapter as chapters
+from bookkit.model.book import Book
+from bookkit.words import drawn as drawings
+from bookkit.words.catalogues import Message, code_name
+from bookkit.words.comments import Comment, comments
 
 COMMENT = "Comment beside this code: "
 FORM = "Name of a folded cell."

@@ -1,6 +1,6 @@
 """Add a language: an entry in _config.yml, empty catalogues, and notebooks that are still English.
 
-    python -m tools.new_language ja 日本語
+    bookkit new-language ja 日本語
 
 CODE is Sphinx's and gettext's: ja, pt_BR. The site follows from the entry: its address (ja/), the
 language menu, hreflang, search and Sphinx's own words. Then translate locale/CODE/.
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools import po, sync
-from tools.book import ROOT, Book, Problem
+from bookkit.model.book import Book, Problem, find_root
+from bookkit.words import po, sync
 
 ENTRIES = re.compile(r"^( *)book_languages:.*\n(?:\1 +.*\n)+", re.M)
 
@@ -30,13 +29,14 @@ def add(config: str, code: str, name: str) -> str:
     return config[: block.end()] + entry + config[block.end() :]
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
     options = argparse.ArgumentParser(
-        prog="python -m tools.new_language", description=__doc__.split("\n")[0]
+        prog="bookkit new-language", description=__doc__.split("\n")[0]
     )
     options.add_argument("code", help="such as ja or pt_BR")
     options.add_argument("name", help="as its readers call it: 日本語")
-    chosen, book = options.parse_args(arguments), Book(root)
+    chosen, root = options.parse_args(arguments), root or find_root()
+    book = Book(root)
     if not re.fullmatch(r"[a-z]{2,3}(_[A-Z]{2})?", chosen.code) or not chosen.name:
         raise Problem(
             f"{chosen.code!r} {chosen.name!r}: give a code such as ja or pt_BR, and a name"
@@ -48,10 +48,3 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
     po.main([], root)
     sync.main([], root)
     print(f"Now translate locale/{chosen.code}/, then `make sync site`.")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

@@ -2,7 +2,7 @@
 
 Message by message, as gettext does: a paragraph, heading, list item, table cell or alt text that
 has a translation is replaced; everything else stays English, byte for byte, below a small note.
-Comments in code are replaced too, code is not touched (tools/comments.py).
+Comments in code are replaced too, code is not touched (bookkit/words/comments.py).
 Links to the book's own pages go to the translated pages, and the badge opens the translated
 notebook. `make sync` writes them; there is nothing to run here.
 """
@@ -18,11 +18,11 @@ from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
-from tools import catalogues
-from tools.book import Book, Language
-from tools.catalogues import Catalogue
-from tools.comments import with_comments
-from tools.notes import Notes
+from bookkit.model.book import Book, Language
+from bookkit.words import catalogues
+from bookkit.words.catalogues import Catalogue
+from bookkit.words.comments import with_comments
+from bookkit.words.notes import Notes
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
 ALERT = re.compile(r"\[!\w+\][ \t]*\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tools.catalogues import State, has_words
+from bookkit.words.catalogues import State, has_words
 
 WORDS: dict[State, str] = {
     "stale": "This passage has not been updated yet.",

@@ -1,11 +1,11 @@
 """Write the catalogues for translators: locale/LANGUAGE/LC_MESSAGES/**/*.po, from the English book.
 
-    python -m tools.po            write what changed
-    python -m tools.po --check    write nothing; name what is out of date and fail
+    bookkit po            write what changed
+    bookkit po --check    write nothing; name what is out of date and fail
 
 Nothing is executed. A catalogue whose messages did not change is left as it is, byte for byte. A
 new message is empty, an edited one keeps its translation as fuzzy, with the earlier English beside
-it (`#| msgid`); both show English until somebody translates them. tools/catalogues.py says what
+it (`#| msgid`); both show English until somebody translates them. bookkit/words/catalogues.py says what
 becomes of text that is gone.
 """
 
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools import catalogues
-from tools.book import ROOT, Book, Problem
-from tools.catalogues import Catalogue, Message
-from tools.code_messages import code_messages
-from tools.site import build_command
+from bookkit.model.book import Book, Problem, find_root
+from bookkit.model.sphinx_command import build_command
+from bookkit.words import catalogues
+from bookkit.words.catalogues import Catalogue, Message
+from bookkit.words.messages import code_messages
 
 
 def page_messages(book: Book) -> dict[str, list[Message]]:
@@ -46,10 +45,11 @@ def messages_of(book: Book) -> dict[str, list[Message]]:
     return {**page_messages(book), **code_messages(book)}
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    options = argparse.ArgumentParser(prog="python -m tools.po", description=__doc__.split("\n")[0])
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
+    options = argparse.ArgumentParser(prog="bookkit po", description=__doc__.split("\n")[0])
     options.add_argument("--check", action="store_true", help="only say what is out of date")
-    check, book = options.parse_args(arguments).check, Book(root)
+    check, root = options.parse_args(arguments).check, root or find_root()
+    book = Book(root)
     messages = messages_of(book)
     changed = []
     for language in book.languages[1:]:
@@ -74,10 +74,3 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
     if check and changed:
         raise Problem(f"Out of date: {', '.join(changed)}. Run `make po` and commit.")
     print("\n".join(f"wrote {name}" for name in changed) or "all up to date")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))

@@ -1,8 +1,8 @@
 """Say how much of each page is translated, in each language, and what is broken.
 
-    python -m tools.translations              a table per language: translated, stale, missing
-    python -m tools.translations --list       and each stale or missing message, with its place
-    python -m tools.translations --msgfmt     fail where gettext's msgfmt is not installed
+    bookkit translations              a table per language: translated, stale, missing
+    bookkit translations --list       and each stale or missing message, with its place
+    bookkit translations --msgfmt     fail where gettext's msgfmt is not installed
 
 Compared with the English as it is now, so an edit shows before `make po`. Nothing is executed. What
 is incomplete is only reported; a translation that lost a link, a number, code or a formula, a
@@ -25,10 +25,10 @@ from pathlib import Path
 import polib
 from babel.messages.pofile import PoFileError, read_po
 
-from tools import catalogues, po
-from tools.book import ROOT, Book, Language, Problem
-from tools.catalogues import Catalogue, Message, State
-from tools.translation_checks import (
+from bookkit.model.book import Book, Language, Problem, find_root
+from bookkit.words import catalogues, po
+from bookkit.words.catalogues import Catalogue, Message, State
+from bookkit.words.checks import (
     Finding,
     House,
     broken,
@@ -130,7 +130,7 @@ def place(book: Book, name: str, text: str) -> str:
     if name == "sphinx":
         files = sorted(book.root.glob("*/**/templates/*.html")) + [book.root / "_config.yml"]
     elif name == "drawings":
-        files = [book.root / "tools" / "drawings.py"]
+        files = [book.root / "bookkit" / "src" / "bookkit" / "words" / "drawn.py"]
     elif name == "code/shared":
         files = sorted((book.root / "book" / "cells").glob("*.py"))
         files += [book.source(page) for page in book.chapters]
@@ -283,13 +283,13 @@ def check_files(book: Book, language: Language, msgfmt: str | None) -> Iterator[
                 yield f"{where}: msgfmt -c says:\n{done.stderr.strip()}"
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
     options = argparse.ArgumentParser(
-        prog="python -m tools.translations", description=__doc__.split("\n")[0]
+        prog="bookkit translations", description=__doc__.split("\n")[0]
     )
     options.add_argument("--list", action="store_true", help="name each stale or missing message")
     options.add_argument("--msgfmt", action="store_true", help="fail if msgfmt is not installed")
-    chosen, book = options.parse_args(arguments), Book(root)
+    chosen, book = options.parse_args(arguments), Book(root or find_root())
     msgfmt = shutil.which("msgfmt")
     if chosen.msgfmt and not msgfmt:
         raise Problem("msgfmt was not found: install gettext (apt-get install gettext)")
@@ -310,11 +310,3 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print("\n".join(["Broken:", *wrong]), file=sys.stderr)
         return BROKEN
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Problem as problem:
-        print(problem, file=sys.stderr)
-        sys.exit(BROKEN)

@@ -1,7 +1,7 @@
 """Bring everything that is made from book/*.md and book/cells/*.py up to date.
 
-    python -m tools.sync            write what changed
-    python -m tools.sync --check    write nothing; name what is out of date and fail
+    bookkit sync            write what changed
+    bookkit sync --check    write nothing; name what is out of date and fail
 
 1. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py.
 2. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,8 +21,8 @@ import jupytext
 import nbformat
 import yaml
 
-from tools.book import ROOT, Book, Problem
-from tools.translate_notebooks import translate_notebook, translation
+from bookkit.model.book import Book, Problem, find_root
+from bookkit.words.notebooks import translate_notebook, translation
 
 CODE_CELL = re.compile(
     r"(?P<fence>`{3,})\{code-cell\}[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S
@@ -100,12 +99,11 @@ def leftovers(book: Book) -> list[Path]:
     return sorted(set((book.root / "notebooks").rglob("*.ipynb")) - made)
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
-    options = argparse.ArgumentParser(
-        prog="python -m tools.sync", description=__doc__.split("\n")[0]
-    )
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
+    options = argparse.ArgumentParser(prog="bookkit sync", description=__doc__.split("\n")[0])
     options.add_argument("--check", action="store_true", help="only say what is out of date")
-    check, book = options.parse_args(arguments).check, Book(root)
+    check, root = options.parse_args(arguments).check, root or find_root()
+    book = Book(root)
     stale = [
         (path, text)
         for path, text in wanted(book)
@@ -126,10 +124,3 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
         "\n".join(f"{'removed' if Path(root, name) in gone else 'wrote'} {name}" for name in names)
         or "all up to date"
     )
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Problem as problem:
-        sys.exit(str(problem))
