@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from bookkit.model.chapter import chapters
-from bookkit.run import cells as cellrun
+from bookkit.run.cells import as_jobs, run_jobs
 from rules import BOOK, over_chapters, rule, verify
 
 LIST = BOOK.root / "tests" / "exercises.toml"
@@ -85,7 +85,7 @@ def plan(chapter, wrong):
     """One job: the chapter with a reader's calls after each check; and which call is which."""
     found = exercises(chapter)
     last = max(cell.index for cells in found.values() for cell in cells.values())
-    job = cellrun.as_jobs([cell for cell in chapter.code if cell.index <= last], timeout=200)
+    job = as_jobs([cell for cell in chapter.code if cell.index <= last], timeout=200)
     checks = {cells["check-"].index: name for name, cells in found.items() if len(cells) == 3}
     cells, asked, number = [], {}, 1000
     for cell in job["cells"]:
@@ -130,7 +130,7 @@ def judge(chapter, outcome, asked):
                          ids=lambda chapter: chapter.name)
 def test_checks(chapter):
     job, asked = plan(chapter, wrong_answers().get(chapter.name, {}))
-    [outcome] = cellrun.run([job])
+    [outcome] = run_jobs([job])
     verify(judge(chapter, outcome, asked))
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from bookkit.__main__ import VERBS
 from bookkit.lint.prose import code_spans
-from bookkit.model.chapter import by_name, pages
+from bookkit.model.chapter import by_name, page_files
 from executed import executed, outputs, shown
 from rules import BOOK, verify
 
@@ -226,7 +226,7 @@ def all_code():
     return "\n".join(cell.source for chapter in by_name().values() for cell in chapter.code)
 
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", page_files(), ids=lambda path: path.stem)
 def test_spans(path):
     chapter = by_name().get(path.stem)
     if chapter is None:  # a page of text may name what any chapter's code shows
@@ -300,6 +300,6 @@ def unused(table, spans):
 
 
 def test_nothing_listed_in_vain():
-    spans = {" ".join(span.split()) for path in pages()
+    spans = {" ".join(span.split()) for path in page_files()
              for span in code_spans(path.read_text("utf-8"))}
     verify(unused(names(), spans))

@@ -8,7 +8,7 @@ import ast
 import pytest
 
 from bookkit.model.chapter import chapters
-from bookkit.run import cells as cellrun
+from bookkit.run.cells import as_jobs, run_jobs
 from rules import over_chapters, rule, verify
 
 WRITTEN = "(2, 4)"
@@ -47,7 +47,7 @@ def with_mesh(chapter, shape):
     """The job of a chapter up to its last prediction, on another mesh."""
     cells = [cell for cell in chapter.code
              if cell.index <= last_predicted(chapter) and "fixed-mesh" not in cell.tags]
-    job = cellrun.as_jobs(cells, id=shape, timeout=200)
+    job = as_jobs(cells, id=shape, timeout=200)
     for cell in job["cells"]:
         if "mesh" in cell["tags"]:
             cell["source"] = cell["source"].replace(WRITTEN, shape)
@@ -55,7 +55,7 @@ def with_mesh(chapter, shape):
 
 
 def failures(chapter, shapes=OTHERS):
-    for outcome in cellrun.run([with_mesh(chapter, shape) for shape in shapes]):
+    for outcome in run_jobs([with_mesh(chapter, shape) for shape in shapes]):
         if outcome["failed"] is not None:
             yield (f"book/{chapter.name}.md, cell {outcome['failed']}: fails on a mesh of shape "
                    f"{outcome['id']}: {outcome['error']}; compute from mesh.shape, or tag a "

@@ -2,7 +2,7 @@
 import re
 import statistics
 
-from bookkit.lint.prose import blocks, headings, plain, sentences, words
+from bookkit.lint.prose import blocks, headings, read_aloud, sentences, words
 from rules import BOOK, over_chapters, rule
 
 COLUMNS, LINES = 88, 30
@@ -113,14 +113,14 @@ def short_paragraphs(chapter):
     for cell, kind, text in prose(chapter):
         if kind in ("paragraph", "alert") and len(sentences(text)) > 4:
             yield (f"{cell.where}: {len(sentences(text))} sentences in the paragraph "
-                   f"\"{plain(text)[:50]}…\"; 4 are the limit")
+                   f"\"{read_aloud(text)[:50]}…\"; 4 are the limit")
 
 
 @rule
 def plain_words(chapter):
     for cell, _, text in prose(chapter):
         for pattern, why in BANNED.items():
-            for found in re.finditer(rf"(?i:\b(?:{pattern})\b)", plain(text)):
+            for found in re.finditer(rf"(?i:\b(?:{pattern})\b)", read_aloud(text)):
                 if not SPELLED_SO.match(found[0]):
                     yield f"{cell.where}: \"{found[0]}\" {why}; use another word"
 
@@ -143,7 +143,7 @@ def headings_in_sentence_case(chapter):
         for _, text in headings(cell.source):
             if text.rstrip().endswith((".", ":")):
                 yield f"{cell.where}: the heading \"{text}\" ends with a point; take it away"
-            rest = re.split(r"(?<=[:?!])\s", plain(text))
+            rest = re.split(r"(?<=[:?!])\s", read_aloud(text))
             for part in rest:
                 capital = [word for word in re.findall(r"[A-Za-z][\w-]*", part)[1:]
                            if word[0].isupper() and not word.isupper() and word not in names]

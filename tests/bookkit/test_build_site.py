@@ -8,7 +8,7 @@ import pytest
 
 from bookkit.model.book import Book, Problem
 from bookkit.run import execute
-from bookkit.site import build as site
+from bookkit.site import build
 from bookkit.words import sync
 from toy import FRONT, ROOT
 
@@ -79,7 +79,7 @@ def book(tmp_path_factory):
     (root / "book" / "00-intro.md").write_text("# Intro\n\n## Second claim\n\nText.\n")
     (root / "book" / "01-toy.md").write_text(chapter(book))
     sync.main([], root)
-    site.main([], root)
+    build.main([], root)
     return book
 
 
@@ -95,7 +95,7 @@ ENGLISH, CHINESE = "book/01-toy.html", "zh-TW/book/01-toy.html"
 
 
 def test_every_page_is_there_in_both_languages(book):
-    for file in site.expected(book):
+    for file in build.expected(book):
         assert (book.root / "_build" / "html" / file).is_file()
     assert '<html lang="en"' in html(book, ENGLISH)
     assert '<html lang="zh-TW"' in html(book, CHINESE)
@@ -140,7 +140,7 @@ def test_what_is_published_is_normalised(book):
 
 
 def test_pages_load_nothing_from_another_host_and_math_only_where_there_is_some(book):
-    for file in site.expected(book):
+    for file in build.expected(book):
         if file.endswith(".html"):
             page = re.sub(r"<a\b[^>]*>", "", html(book, file))
             loaded = re.findall(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="([^"]+)"', page)
@@ -191,7 +191,7 @@ def mistaken(book):
         page.write_text(new)
         for _ in range(times):
             with pytest.raises(Problem) as problem:
-                site.main([], book.root)
+                build.main([], book.root)
             assert html(book, ENGLISH) == built
         return str(problem.value)
 
@@ -226,7 +226,7 @@ def test_a_page_without_its_file_fails_the_build(book):
     page.unlink()
     try:
         with pytest.raises(Problem, match=r"_toc\.yml names book/01-toy\.md"):
-            site.main([], book.root)
+            build.main([], book.root)
     finally:
         page.write_text(text)
 
@@ -239,7 +239,7 @@ def test_a_missing_page_is_named_and_the_site_stays(book, tmp_path):
     (outputs["zh_TW"] / "book" / "01-toy.html").unlink()
     before = html(book, CHINESE)
     with pytest.raises(Problem, match=r"The site lacks zh-TW/book/01-toy\.html\. "):
-        site.assemble(book, outputs, book.root / "_build" / "html")
+        build.assemble(book, outputs, book.root / "_build" / "html")
     assert html(book, CHINESE) == before
 
 
@@ -249,7 +249,7 @@ def test_an_edit_of_prose_and_a_translation_execute_nothing(book):
     catalogue = book.root / "locale/zh_TW/LC_MESSAGES/book/01-toy.po"
     catalogue.write_text(catalogue.read_text("utf-8").replace("玩具就是主張", "玩具"), "utf-8")
     assert execute.missing(book) == []
-    site.main([], book.root)
+    build.main([], book.root)
     assert "The price is" in article(book, ENGLISH) and "The price is" in article(book, CHINESE)
     assert "玩具就是主張" not in article(book, CHINESE)
     assert "玩具就是主張" not in html(book, "zh-TW/book/00-intro.html")  # nor in its contents

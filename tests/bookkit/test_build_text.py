@@ -8,7 +8,7 @@ import pytest
 
 from bookkit.model.book import Book
 from bookkit.sphinx_ext.markdown import for_the_site
-from bookkit.sphinx_ext.own_urls import Target, target
+from bookkit.sphinx_ext.own_urls import Target, meaning_of_url
 from bookkit.sphinx_ext.reference import as_rst
 from bookkit.sphinx_ext.search import ChineseSearch
 
@@ -66,7 +66,7 @@ def test_the_badge_line_goes_and_leaves_its_line():
     ],
 )
 def test_what_an_address_means(url, means):
-    assert target(url, BOOK) == means
+    assert meaning_of_url(url, BOOK) == means
 
 
 def test_chinese_is_indexed_by_pairs_and_latin_by_words():

@@ -24,7 +24,7 @@ def path(tmp_path):
     """A page's catalogue, all of it translated."""
     path = tmp_path / "locale" / "page.po"
     assert update(path, PAGE)
-    catalogue = catalogues.read(path)
+    catalogue = catalogues.read_catalogue(path)
     for number, entry in enumerate(catalogue):
         entry.msgstr = f"第 {number} 句"
     catalogue.save(str(path))
@@ -59,14 +59,14 @@ def test_an_edited_paragraph_is_stale_and_nothing_else_changes(path, edited):
     assert update(path, page)
     after = path.read_text("utf-8").split("\n\n")
     assert [n for n, (one, two) in enumerate(zip(before, after, strict=True)) if one != two] == [3]
-    entry = catalogues.read(path).find(edited)
+    entry = catalogues.read_catalogue(path).find(edited)
     assert entry.fuzzy and entry.previous_msgid == PAGE[2] and entry.msgstr == "第 2 句"
     assert edited not in Catalogue(path).translations
     assert states(path, page) == ["translated"] * 2 + ["stale"] + ["translated"] * 3
     assert not update(path, page)  # and stays so
     again = [*PAGE[:2], edited.replace("One", "A"), *PAGE[3:]]
     update(path, again)  # edited once more: the translator sees what the translation was made from
-    assert catalogues.read(path).find(again[2]).previous_msgid == PAGE[2]
+    assert catalogues.read_catalogue(path).find(again[2]).previous_msgid == PAGE[2]
 
 
 def test_an_edit_is_noticed_before_make_po(path):
@@ -84,10 +84,10 @@ def test_a_new_paragraph_takes_no_translation_from_its_neighbours(path):
 
 def test_text_that_goes_and_comes_back_is_still_translated(path):
     update(path, [*PAGE[:3], *PAGE[4:]])
-    assert [entry.msgid for entry in catalogues.read(path).obsolete_entries()] == [PAGE[3]]
+    assert [entry.msgid for entry in catalogues.read_catalogue(path).obsolete_entries()] == [PAGE[3]]
     assert not update(path, [*PAGE[:3], *PAGE[4:]])
     update(path, PAGE)
-    assert states(path) == ["translated"] * 6 and not catalogues.read(path).obsolete_entries()
+    assert states(path) == ["translated"] * 6 and not catalogues.read_catalogue(path).obsolete_entries()
 
 
 def test_a_paragraph_that_moved_from_another_page_is_still_translated(path, tmp_path):
@@ -97,11 +97,11 @@ def test_a_paragraph_that_moved_from_another_page_is_still_translated(path, tmp_
 
 
 def test_what_translators_write_beside_a_message_stays(path):
-    catalogue = catalogues.read(path)
+    catalogue = catalogues.read_catalogue(path)
     catalogue[1].tcomment, catalogue[1].flags = "see the glossary", ["no-wrap"]
     catalogue.save(str(path))
     update(path, [*PAGE, "One more."])
-    entry = catalogues.read(path)[1]
+    entry = catalogues.read_catalogue(path)[1]
     assert entry.tcomment == "see the glossary" and entry.flags == ["no-wrap"]
 
 

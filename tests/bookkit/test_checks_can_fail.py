@@ -1,6 +1,5 @@
 """No check is blind: each is shown something bad, made up here, and must say what is wrong."""
 
-import argparse
 import os
 import subprocess
 import time
@@ -20,12 +19,12 @@ import test_public_text
 import test_setup_cell
 import test_style
 import test_toc
-from bookkit.lint import faults as mutants
-from bookkit.lint import rows as coverage
+from bookkit.lint import faults
 from bookkit.lint.prose import sentences, words
+from bookkit.lint.rows import asserts, gaps, problems_of, without_faults
 from bookkit.model.chapter import Cell, Chapter, parse
-from bookkit.run import cells as cellrun
-from bookkit.run import offline as offline_pass
+from bookkit.run.cells import as_jobs, run_jobs
+from bookkit.run.offline import Problem, execute_cut, first_difference
 from bookkit.site import links
 from rules import BOOK
 
@@ -268,7 +267,7 @@ def test_addresses_are_followed_on_the_site(tmp_path):
     (tmp_path / "zh-TW" / "book" / "a.html").write_text('<h2 id="c">C</h2>')
 
     def broken(url):
-        return list(links.broken(f"[a]({url})", "a.md", BOOK, tmp_path))
+        return list(links.dead_addresses(f"[a]({url})", "a.md", BOOK, tmp_path))
 
     assert not broken(BOOK.site + "book/a.html#b") and not broken(BOOK.site + "zh-TW/book/a.html#c")
     assert broken(BOOK.site + "book/a.html#c") and broken(BOOK.site + "book/b.html")
@@ -353,19 +352,18 @@ def test_described_pictures_pass():
 
 
 def test_two_executions_are_compared():
-    difference = offline_pass.first_difference
     one, two = ran(printed("1\n2")), ran(printed("1\n3"))
-    assert "cell 1" in difference("a", one, two) and "+text: 3" in difference("a", one, two)
-    assert difference("a", one, ran()) and difference("a", one, notebook())
-    assert difference("a", one, ran(printed("1\n2"))) is None
+    assert "cell 1" in first_difference("a", one, two) and "+text: 3" in first_difference("a", one, two)
+    assert first_difference("a", one, ran()) and first_difference("a", one, notebook())
+    assert first_difference("a", one, ran(printed("1\n2"))) is None
     timed = [ran(printed(seconds), tags=["timing"]) for seconds in "12"]
-    assert difference("a", *timed) is None
+    assert first_difference("a", *timed) is None
 
 
 def test_no_namespace_is_a_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(offline_pass.Problem, match="could not be made"):
-        offline_pass.execute_cut([], tmp_path)
+    with pytest.raises(Problem, match="could not be made"):
+        execute_cut([], tmp_path)
 
 
 # Running cells: exercises, predictions, planted faults.
@@ -382,7 +380,7 @@ def toy(*more):
 
 
 def only(bad):
-    [outcome] = cellrun.run([cellrun.as_jobs(bad.code, id=7)])
+    [outcome] = run_jobs([as_jobs(bad.code, id=7)])
     return outcome
 
 
@@ -396,18 +394,18 @@ def test_cells_run():
 
 
 def test_cells_time_out():
-    [outcome] = cellrun.run([cellrun.as_jobs(toy(code("while True: pass")).code, timeout=1)])
+    [outcome] = run_jobs([as_jobs(toy(code("while True: pass")).code, timeout=1)])
     assert outcome["error"].startswith("TIMEOUT") and outcome["failed"] == 5
 
 
 def test_jobs_share_nothing():
-    first = cellrun.as_jobs([Cell(1, "code", "import sys\nsys.seen = 1")], id=1)
-    second = cellrun.as_jobs([Cell(1, "code", "import sys\nassert not hasattr(sys, 'seen')")], id=2)
-    assert [outcome["error"] for outcome in cellrun.run([first, second])] == [None, None]
-    own = cellrun.as_jobs(
+    first = as_jobs([Cell(1, "code", "import sys\nsys.seen = 1")], id=1)
+    second = as_jobs([Cell(1, "code", "import sys\nassert not hasattr(sys, 'seen')")], id=2)
+    assert [outcome["error"] for outcome in run_jobs([first, second])] == [None, None]
+    own = as_jobs(
         [Cell(1, "code", "import os\nassert 'JAX_PLATFORMS' not in os.environ")], fresh=True
     )
-    assert [outcome["error"] for outcome in cellrun.run([own])] == [None]
+    assert [outcome["error"] for outcome in run_jobs([own])] == [None]
 
 
 @pytest.mark.parametrize(
@@ -428,7 +426,7 @@ def test_jobs_share_nothing():
 def test_exercises_see(check, wrong, piece):
     bad = chapter(STUB, code(f"def check_a(answer):\n    {check}\nstr(1)", "check-a"), SOLVED)
     job, asked = test_exercises.plan(bad, {"a": {"wrong": wrong}})
-    [outcome] = cellrun.run([job])
+    [outcome] = run_jobs([job])
     messages = "\n".join(test_exercises.judge(bad, outcome, asked))
     assert piece in messages if piece else messages == "", messages
 
@@ -480,9 +478,9 @@ FAULTY = toy(code("shown = predicted"), code("assert predicted == 8"), code("ass
 )
 def test_verdicts(changes, word):
     entry = fault(**changes)
-    changed, source, target = mutants.place(entry, FAULTY)
-    [outcome] = cellrun.run([mutants.job(1, FAULTY, changed, source, target.index, 20)])
-    assert mutants.verdict(entry, target, outcome)[0] == word
+    changed, source, target = faults.fit_to_chapter(entry, FAULTY)
+    [outcome] = run_jobs([faults.job(1, FAULTY, changed, source, target.index, 20)])
+    assert faults.verdict(entry, target, outcome)[0] == word
 
 
 @pytest.mark.parametrize(
@@ -516,33 +514,33 @@ def test_misplaced_faults_are_seen():
 
 
 def test_the_command_ends_with_one(monkeypatch, capsys):
-    monkeypatch.setattr(mutants, "by_name", lambda: {"99-bad": FAULTY})
+    monkeypatch.setattr(faults, "by_name", lambda: {"99-bad": FAULTY})
     for entry, status in ((fault(), 0), (fault(replace="rows = 17"), 1), (fault(find="none"), 1)):
-        monkeypatch.setattr(mutants, "listed", lambda entry=entry: [entry])
-        assert mutants.main([]) == status
+        monkeypatch.setattr(faults, "listed_faults", lambda entry=entry: [entry])
+        assert faults.main([]) == status
     assert "To mend" in capsys.readouterr().out
-    monkeypatch.setattr(mutants, "listed", lambda: [fault(), fault(replace="rows = 17")])
-    assert mutants.main(["--seconds", "60", "--seed", "3"]) == 1
+    monkeypatch.setattr(faults, "listed_faults", lambda: [fault(), fault(replace="rows = 17")])
+    assert faults.main(["--seconds", "60", "--seed", "3"]) == 1
     assert "seed 3: 2 of 2 faults" in capsys.readouterr().out
 
 
 def test_a_job_that_does_not_fit_is_not_started():
-    jobs = [cellrun.as_jobs(toy().code, id=cost, cost=cost) for cost in (1, 500, 2)]
-    assert [outcome["id"] for outcome in cellrun.run(jobs, seconds=60)] == [1, 2]
-    assert [outcome["id"] for outcome in cellrun.run(jobs)] == [1, 500, 2]
+    jobs = [as_jobs(toy().code, id=cost, cost=cost) for cost in (1, 500, 2)]
+    assert [outcome["id"] for outcome in run_jobs(jobs, seconds=60)] == [1, 2]
+    assert [outcome["id"] for outcome in run_jobs(jobs)] == [1, 500, 2]
 
 
 def test_a_sample_without_time_is_an_error(monkeypatch, capsys):
-    monkeypatch.setattr(mutants, "by_name", lambda: {"99-bad": FAULTY})
-    monkeypatch.setattr(mutants, "listed", lambda: [fault()])
-    assert mutants.main(["--seconds", "0.1", "--seed", "3"]) == 1
+    monkeypatch.setattr(faults, "by_name", lambda: {"99-bad": FAULTY})
+    monkeypatch.setattr(faults, "listed_faults", lambda: [fault()])
+    assert faults.main(["--seconds", "0.1", "--seed", "3"]) == 1
     assert "no fault fits into 0 s" in capsys.readouterr().out
 
 
 def test_a_stopped_run_leaves_no_process():
-    job = cellrun.as_jobs(toy(code("while True: pass")).code, id="endless", timeout=60)
-    quick = cellrun.as_jobs(toy().code, id="quick")
-    results = cellrun.run([job, quick], parallel=2)
+    job = as_jobs(toy(code("while True: pass")).code, id="endless", timeout=60)
+    quick = as_jobs(toy().code, id="quick")
+    results = run_jobs([job, quick], parallel=2)
     assert next(results)["id"] == "quick"
     before = set(children_of_all())
     results.close()
@@ -593,7 +591,7 @@ ROWS = {
 def test_coverage_sees(entry, piece):
     pages = {"99-bad": "We choose\nAuto, see [a](https://a.b)."}
     found = "\n".join(
-        coverage.problems_of(
+        problems_of(
             {"chapter": "99-bad", **entry}, ROWS.get(entry["id"]), {"99-bad": FAULTY}, pages
         )
     )
@@ -601,16 +599,16 @@ def test_coverage_sees(entry, piece):
 
 
 def test_gaps_are_seen():
-    assert len(list(coverage.gaps([], ROWS, {"99-bad": ""}))) == 2
-    assert not list(coverage.gaps([], ROWS, {}))
+    assert len(list(gaps([], ROWS, {"99-bad": ""}))) == 2
+    assert not list(gaps([], ROWS, {}))
     entry = {"id": "A2", "chapter": "99-bad"}
-    assert list(coverage.without_faults([entry], ROWS, []))
-    assert not list(coverage.without_faults([entry], ROWS, [fault()]))
+    assert list(without_faults([entry], ROWS, []))
+    assert not list(without_faults([entry], ROWS, [fault()]))
 
 
 def test_asserting_cells_are_told_apart():
     def can_fail(source, *tags):
-        return coverage.asserts(Cell(1, "code", source, tags))
+        return asserts(Cell(1, "code", source, tags))
 
     assert can_fail("assert x") and can_fail("x", "raises-exception")
     assert can_fail("ms.assert_no_full_copy(c, t)") and can_fail("raise AssertionError('no')")
@@ -698,11 +696,3 @@ def test_listed_names_are_checked():
 )
 def test_unfit_text_is_seen(bad):
     assert "a.md:2" in "\n".join(test_public_text.unfit("a.md", "fine\n" + bad))
-
-
-def test_help_is_there():
-    """Each command explains itself."""
-    for module in (mutants, coverage, links, offline_pass, cellrun):
-        assert module.__doc__ and isinstance(
-            argparse.ArgumentParser(description=module.__doc__), object
-        )

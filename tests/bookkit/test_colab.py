@@ -17,9 +17,8 @@ import pytest
 
 from bookkit.model.book import Book, Problem
 from bookkit.site.links import github_target
-from bookkit.stacks import attempt as matrix_run
 from bookkit.stacks import colab
-from bookkit.stacks.attempt import checkout, clean_environment, run_notebook, served
+from bookkit.stacks.attempt import Checkout, checkout, clean_environment, run_notebook, served
 from bookkit.stacks.environments import find_python, make_environment
 from bookkit.stacks.notebook import main as run_one
 from bookkit.stacks.notebook import pins, unlike_colab
@@ -46,7 +45,7 @@ def test_a_list_says_when_it_was_published_and_where(path):
 
 
 def test_the_stand_in_starts_from_an_older_jax_beside_its_cuda_plugin():
-    found = packages(colab.list_path(BOOK, colab.LIST))
+    found = packages(colab.list_path(BOOK, colab.NEWEST_GPU_LIST))
     assert found["jax"] == found["jax-cuda12-plugin"] == found["jax-cuda12-pjrt"] == "0.7.2"
     assert (found["flax"], found["numpy"]) == ("0.11.2", "2.1.3")
 
@@ -291,7 +290,7 @@ def test_an_image_needs_docker(monkeypatch):
 def test_in_a_container_the_clone_is_read_only_and_fresh_each_time(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(colab, "run_notebook", lambda command, *rest: ran.append(command))
-    copy = matrix_run.Checkout(tmp_path, "abc", [])
+    copy = Checkout(tmp_path, "abc", [])
     colab.in_container(BOOK, copy, "notebooks/01-mesh.ipynb", "image", tmp_path)
     line = " ".join(ran[0])
     assert line.startswith("docker run --rm ") and f"--volume {tmp_path}:/book:ro" in line
@@ -301,7 +300,7 @@ def test_in_a_container_the_clone_is_read_only_and_fresh_each_time(tmp_path, mon
 
 
 def test_notebooks_are_those_of_all_languages_or_the_ones_named():
-    assert len(colab.notebooks(BOOK)) == len(BOOK.chapters) * len(BOOK.languages)
-    assert colab.notebooks(BOOK, ["notebooks/zh-TW/01-mesh.ipynb"]) == ["notebooks/zh-TW/01-mesh.ipynb"]
+    assert len(colab.notebooks_named(BOOK)) == len(BOOK.chapters) * len(BOOK.languages)
+    assert colab.notebooks_named(BOOK, ["notebooks/zh-TW/01-mesh.ipynb"]) == ["notebooks/zh-TW/01-mesh.ipynb"]
     with pytest.raises(Problem, match="No notebook of this book: x.ipynb"):
-        colab.notebooks(BOOK, ["x.ipynb"])
+        colab.notebooks_named(BOOK, ["x.ipynb"])

@@ -15,7 +15,7 @@ from bookkit.run.execute import (
     from_cache,
     missing,
     open_cache,
-    read,
+    read_as_sphinx,
 )
 from toy import FRONT, ROOT
 
@@ -151,7 +151,7 @@ def test_what_a_killed_run_left_behind_counts_as_missing(book, said):
     cache = open_cache(book)
     for path in (cache.path / "executed").rglob("base.ipynb"):
         path.write_text(path.read_text()[:100])
-    assert from_cache(cache, read(book, "book/one")) is None
+    assert from_cache(cache, read_as_sphinx(book, "book/one")) is None
     run(book, said)
     assert len(said) == 2 and missing(book) == []
 
@@ -182,5 +182,5 @@ def test_notebooks_that_sphinx_reads_have_the_same_key(book):
 
     cache = open_cache(book)
     pair = jupytext.reads(book.source("book/one").read_text(), fmt="md:myst")
-    _, key = cache.create_hashed_notebook(read(book, "book/one"))
+    _, key = cache.create_hashed_notebook(read_as_sphinx(book, "book/one"))
     assert cache.create_hashed_notebook(nbformat.from_dict(copy.deepcopy(pair)))[1] == key

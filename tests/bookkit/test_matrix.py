@@ -16,8 +16,17 @@ import pytest
 
 from bookkit.model.book import Book, Problem
 from bookkit.stacks import matrix
-from bookkit.stacks import record as matrix_page
 from bookkit.stacks.attempt import Checkout, Outcome
+from bookkit.stacks.record import (
+    PAGE,
+    load_record,
+    out_of_date,
+    path_of,
+    seconds_cell,
+    summary_for_readme,
+    version_cell,
+    write_record,
+)
 from rules import BOOK
 
 VERSIONS = {"python": "3.11.7", "jax": "0.10.2", "flax": "0.12.8", "numpy": "2.4.6"}
@@ -82,7 +91,7 @@ def made_up(book, monkeypatch):
 
     monkeypatch.setattr(matrix, "Book", lambda: book)
     monkeypatch.setattr(matrix, "checkout", checkout)
-    monkeypatch.setattr(matrix, "prepare", prepare)
+    monkeypatch.setattr(matrix, "stack_environment", prepare)
     monkeypatch.setattr(matrix, "in_environment", in_environment)
     return ran
 
@@ -101,7 +110,7 @@ def test_the_other_stacks_go_on_after_a_failure_and_without_a_python(made_up, bo
     assert "py313: Python 3.13 was not found: install it" in err
     assert "newest: notebooks/02-variables.ipynb FAILED, cell 9, after 4 s" in out
     assert "TypeError: no <such> thing" in out
-    data = matrix_page.load(book)
+    data = load_record(book)
     assert list(data) == ["floor", "pinned", "newest"]
     assert data["floor"]["notebooks"]["01-mesh"] == {"seconds": 12}
     assert data["newest"]["notebooks"]["02-variables"]["failed"] == 9
@@ -112,7 +121,7 @@ def test_outputs_that_differ_from_the_pinned_ones_are_listed_by_cell(made_up, bo
     run("--only", "floor", "pinned", "newest")
     notebook = nbformat.read(BOOK.notebook("book/01-mesh"), 4)
     code = [at for at, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
-    data = matrix_page.load(book)
+    data = load_record(book)
     assert data["floor"]["differs"]["01-mesh"] == [code[1]]
     assert data["newest"]["differs"] == {} and "differs" not in data["pinned"]
     assert "+[Gloo]" in capsys.readouterr().out
@@ -127,7 +136,7 @@ def test_a_run_that_was_cut_off_goes_on(made_up, book):
     run("--only", "newest", "--fresh")
     assert len(made_up) == 2
     (book.root / "_build" / "matrix" / "newest" / "installed.txt").unlink()
-    record = matrix.place(book, "floor", "notebooks/01-mesh.ipynb").with_suffix(".json")
+    record = matrix.result_path(book, "floor", "notebooks/01-mesh.ipynb").with_suffix(".json")
     record.write_text(json.dumps(json.loads(record.read_text()) | {"key": "of another notebook"}))
     del made_up[:]
     matrix.main(["--only", "floor"])
@@ -136,23 +145,23 @@ def test_a_run_that_was_cut_off_goes_on(made_up, book):
 
 def test_a_chapter_that_is_only_tried_is_not_recorded(made_up, book):
     matrix.main(["--only", "floor", "--chapter", "01-mesh"])
-    assert made_up == [("floor", "notebooks/01-mesh.ipynb")] and matrix_page.load(book) == {}
+    assert made_up == [("floor", "notebooks/01-mesh.ipynb")] and load_record(book) == {}
     assert "No chapters: book/99" in run("--only", "floor", "--chapter", "99")
 
 
 def test_an_issue_names_the_first_cell_that_fails(tmp_path):
     path = tmp_path / "issue.txt"
-    matrix.report(path, [PASSED])
+    matrix.write_issue(path, [PASSED])
     assert not path.exists()
-    matrix.report(path, [PASSED, FAILED, dataclasses.replace(FAILED, name="notebooks/03.ipynb")])
+    matrix.write_issue(path, [PASSED, FAILED, dataclasses.replace(FAILED, name="notebooks/03.ipynb")])
     title, *body = path.read_text().splitlines()
     assert title == "notebooks/02-variables.ipynb, cell 9 is the first that fails with jax 0.10.2."
     assert "TypeError: no <such> thing" in "\n".join(body) and "2 of 3 notebooks fail" in body[-1]
 
 
 def test_colab_runs_every_language_and_the_others_the_source():
-    assert len(matrix.wanted(BOOK, matrix.STACKS["floor"], [])) == len(BOOK.chapters)
-    both = matrix.wanted(BOOK, matrix.STACKS["colab"], ["01-mesh"])
+    assert len(matrix.notebooks_to_run(BOOK, matrix.STACKS["floor"], [])) == len(BOOK.chapters)
+    both = matrix.notebooks_to_run(BOOK, matrix.STACKS["colab"], ["01-mesh"])
     assert both == ["notebooks/01-mesh.ipynb", "notebooks/zh-TW/01-mesh.ipynb"]
 
 
@@ -166,22 +175,22 @@ def test_without_pins_means_the_books_subject_without_versions():
 
 
 def test_page_and_readme_agree_with_the_record():
-    assert matrix_page.load(BOOK), "book/matrix.json is missing: run `make matrix`"
-    stale = matrix_page.out_of_date(BOOK)
+    assert load_record(BOOK), "book/matrix.json is missing: run `make matrix`"
+    stale = out_of_date(BOOK)
     assert not stale, f"{', '.join(stale)}: run `bookkit matrix-page` and commit"
 
 
 def test_the_pages_title_is_true():
     """Every chapter runs on five stacks, and in Colab in every language."""
-    title = BOOK.source(matrix_page.PAGE).read_text("utf-8").splitlines()[0]
+    title = BOOK.source(PAGE).read_text("utf-8").splitlines()[0]
     assert title == "# Every chapter runs on five stacks" and len(matrix.LOCAL) == 5
-    data = matrix_page.load(BOOK)
+    data = load_record(BOOK)
     for name in matrix.LOCAL:
         assert name in data, f"book/matrix.json says nothing of {name}: run `make matrix`"
         found = data[name]["notebooks"]
         names = {
             path.removeprefix("notebooks/").removesuffix(".ipynb")
-            for path in matrix.wanted(BOOK, matrix.STACKS[name], [])
+            for path in matrix.notebooks_to_run(BOOK, matrix.STACKS[name], [])
         }
         assert set(found) == names, f"{name}: other notebooks were run than the book has"
         failed = [one for one, about in found.items() if "failed" in about]
@@ -189,7 +198,7 @@ def test_the_pages_title_is_true():
 
 
 def test_every_stack_is_introduced_on_the_page():
-    text = BOOK.source(matrix_page.PAGE).read_text("utf-8")
+    text = BOOK.source(PAGE).read_text("utf-8")
     assert re.findall(r"^- `(\w+)`: Python ([\d.]+)", text, re.M) == [
         (name, matrix.STACKS[name].python) for name in matrix.LOCAL
     ]
@@ -206,31 +215,31 @@ RECORD = {
 
 def test_a_changed_record_makes_page_and_readme_out_of_date(book):
     data = {"floor": copy.deepcopy(RECORD)}
-    assert matrix_page.write(book, data) and matrix_page.out_of_date(book) == []
+    assert write_record(book, data) and out_of_date(book) == []
     data["floor"]["notebooks"]["01-mesh"]["seconds"] = 987
-    matrix_page.path_of(book).write_text(json.dumps(data, indent=1))
-    assert "book/matrix.md" in matrix_page.out_of_date(book)
-    assert matrix_page.write(book, data) == ["book/matrix.json", "book/matrix.md"]
+    path_of(book).write_text(json.dumps(data, indent=1))
+    assert "book/matrix.md" in out_of_date(book)
+    assert write_record(book, data) == ["book/matrix.json", "book/matrix.md"]
     assert "<td>987</td>" in book.source("book/matrix").read_text()
     data["floor"]["versions"]["jax"] = "0.99"
-    assert "README.md" in matrix_page.write(book, data)
+    assert "README.md" in write_record(book, data)
 
 
 def test_a_failed_cell_is_shown_and_its_error_is_text():
-    shown = matrix_page.cell({"seconds": 4, "failed": 9, "error": 'no "<such>" thing'})
+    shown = seconds_cell({"seconds": 4, "failed": 9, "error": 'no "<such>" thing'})
     assert shown == '<span title="no &quot;&lt;such&gt;&quot; thing">✗ cell 9</span>'
     stack = RECORD | {"notebooks": {"01-mesh": {"seconds": 4}, "02-variables": {"failed": 9}}}
-    assert "| 1 of 2 pass | 2026-11-20 |" in matrix_page.summary(BOOK, {"floor": stack})
+    assert "| 1 of 2 pass | 2026-11-20 |" in summary_for_readme(BOOK, {"floor": stack})
 
 
 def test_a_page_without_its_marks_is_refused(book):
     page = book.source("book/matrix")
     page.write_text(page.read_text().replace("<!-- end of seconds -->\n", ""))
     with pytest.raises(Problem, match="matrix.md needs the lines .*seconds"):
-        matrix_page.write(book, {"floor": RECORD})
+        write_record(book, {"floor": RECORD})
 
 
 def test_in_colab_the_release_that_was_replaced_is_crossed_out():
     stack = {"versions": {"jax": "0.11.2", "numpy": "2.1.3"}, "before": {"jax": "0.7.2", "numpy": "2.1.3"}}
-    assert matrix_page.v(stack, "jax") == "<s>0.7.2</s> 0.11.2"
-    assert matrix_page.v(stack, "numpy") == "2.1.3" and matrix_page.v(stack, "scipy") == "–"
+    assert version_cell(stack, "jax") == "<s>0.7.2</s> 0.11.2"
+    assert version_cell(stack, "numpy") == "2.1.3" and version_cell(stack, "scipy") == "–"

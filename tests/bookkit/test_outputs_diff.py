@@ -4,7 +4,7 @@ import nbformat
 import pytest
 
 from bookkit.model.book import Problem
-from bookkit.run import compare as outputs_diff
+from bookkit.run import compare
 
 new = nbformat.v4
 
@@ -19,7 +19,7 @@ def notebook(*cells):
 
 
 def found(before, after):
-    return [(cell, line) for cell, line, _ in outputs_diff.differences(before, after)]
+    return [(cell, line) for cell, line, _ in compare.differences(before, after)]
 
 
 def test_what_changed_is_named_by_cell_and_first_line():
@@ -27,7 +27,7 @@ def test_what_changed_is_named_by_cell_and_first_line():
     after = notebook(("a", "1"), ("\nb\nc", "3"), ("t", "8 ms", "timing"))
     assert found(before, before) == []
     assert found(before, after) == [(3, "b")]
-    ((_, _, how),) = outputs_diff.differences(before, after)
+    ((_, _, how),) = compare.differences(before, after)
     assert "-2" in how and "+3" in how
 
 
@@ -58,10 +58,10 @@ def test_two_folders(tmp_path, capsys):
         (tmp_path / folder).mkdir()
         nbformat.write(notebook(("a", text)), tmp_path / folder / "01-x.ipynb")
     nbformat.write(notebook(("a", "1")), tmp_path / "after" / "02-y.ipynb")
-    outputs_diff.main([str(tmp_path / "before"), str(tmp_path / "after")])
+    compare.main([str(tmp_path / "before"), str(tmp_path / "after")])
     said = capsys.readouterr().out
     assert "01-x.ipynb, cell 2: a" in said and "02-y.ipynb is only in" in said
-    outputs_diff.main([str(tmp_path / "after"), str(tmp_path / "after")])
+    compare.main([str(tmp_path / "after"), str(tmp_path / "after")])
     assert "no output differs" in capsys.readouterr().out
     with pytest.raises(Problem, match="holds no executed chapters"):
-        outputs_diff.main([str(tmp_path), str(tmp_path)])
+        compare.main([str(tmp_path), str(tmp_path)])

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from bookkit.model.book import Book, Problem
-from bookkit.site import address as publish_as
+from bookkit.site import address
 from toy import ROOT
 
 BOOK = Book()
@@ -14,11 +14,11 @@ SITE, REPO = "https://someone.github.io/their-book/", "https://github.com/someon
 
 @pytest.fixture
 def copy(tmp_path):
-    for path in publish_as.files(ROOT):
+    for path in address.text_files(ROOT):
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    publish_as.sync.main([], tmp_path)  # that notebooks are up to date is another test
+    address.sync.main([], tmp_path)  # that notebooks are up to date is another test
     return tmp_path
 
 
@@ -35,11 +35,11 @@ def occurrences(root, text):
 
 
 def test_all_places_agree():
-    publish_as.main(["--check"])
+    address.main(["--check"])
 
 
 def test_a_copy_has_the_new_address_everywhere(copy):
-    slug = publish_as.slug(BOOK.repo)
+    slug = address.slug(BOOK.repo)
     places = occurrences(copy, slug)
     for place in (
         "_config.yml",
@@ -50,7 +50,7 @@ def test_a_copy_has_the_new_address_everywhere(copy):
         "CITATION.cff",
     ):
         assert place in places
-    publish_as.main(["--site", SITE.rstrip("/"), "--repo", REPO + ".git"], copy)
+    address.main(["--site", SITE.rstrip("/"), "--repo", REPO + ".git"], copy)
     assert not occurrences(copy, slug) and not occurrences(copy, BOOK.site.rstrip("/"))
     assert occurrences(copy, "someone/their-book") >= places
     new = Book(copy)
@@ -58,43 +58,43 @@ def test_a_copy_has_the_new_address_everywhere(copy):
     colab = "https://colab.research.google.com/github/someone/their-book/blob/main/notebooks/"
     assert colab + "01-mesh.ipynb" in (copy / "book" / "01-mesh.md").read_text()
     assert colab + "zh-TW/01-mesh.ipynb" in (copy / "notebooks/zh-TW/01-mesh.ipynb").read_text()
-    publish_as.main(["--check"], copy)
-    publish_as.sync.main(["--check"], copy)
+    address.main(["--check"], copy)
+    address.sync.main(["--check"], copy)
 
 
 def test_there_and_back_gives_the_same_bytes(copy):
     before = contents(copy)
     site, repo = "https://" + "far.example.org/away/", "https://github.com/far" + "/away-book"
     assert not occurrences(copy, site) and not occurrences(copy, repo)  # not even here
-    publish_as.main(["--site", site, "--repo", repo], copy)
+    address.main(["--site", site, "--repo", repo], copy)
     assert contents(copy) != before
-    publish_as.main(["--site", BOOK.site, "--repo", BOOK.repo], copy)
+    address.main(["--site", BOOK.site, "--repo", BOOK.repo], copy)
     assert contents(copy) == before
 
 
 def test_an_address_that_contains_the_old_one(copy):
-    publish_as.main(["--site", BOOK.site.rstrip("/") + "-2", "--repo", BOOK.repo + "-2"], copy)
-    assert not occurrences(copy, publish_as.slug(BOOK.repo) + "-2-2")
+    address.main(["--site", BOOK.site.rstrip("/") + "-2", "--repo", BOOK.repo + "-2"], copy)
+    assert not occurrences(copy, address.slug(BOOK.repo) + "-2-2")
     assert Book(copy).repo == BOOK.repo + "-2"
 
 
 def test_on_github_pages_the_repository_follows_from_the_site(copy):
-    publish_as.main(["--site", SITE], copy)
+    address.main(["--site", SITE], copy)
     assert Book(copy).repo == REPO
     assert (
-        publish_as.sound_repo("", "https://me.github.io/") == "https://github.com/me/me.github.io"
+        address.sound_repo("", "https://me.github.io/") == "https://github.com/me/me.github.io"
     )
 
 
 def test_a_release_is_named_everywhere(copy):
-    publish_as.main(["--ref", "v1.0"], copy)
+    address.main(["--ref", "v1.0"], copy)
     assert Book(copy).ref == "v1.0"
     assert "@v1.0" in (copy / "book/cells/setup.py").read_text()
     assert "/blob/v1.0/notebooks/01-mesh.ipynb" in (copy / "book/01-mesh.md").read_text()
     assert "/blob/v1.0/notebooks/zh-TW/" in (copy / "notebooks/zh-TW/01-mesh.ipynb").read_text()
     assert "branch: main" in (copy / "_config.yml").read_text()  # where edits go
-    publish_as.main(["--ref", "main"], copy)
-    publish_as.main(["--check"], copy)
+    address.main(["--ref", "main"], copy)
+    address.main(["--check"], copy)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_release_is_named_everywhere(copy):
 def test_a_bad_address_is_refused_and_nothing_is_written(copy, arguments, complaint):
     before = contents(copy)
     with pytest.raises(Problem, match=complaint):
-        publish_as.main(arguments, copy)
+        address.main(arguments, copy)
     assert contents(copy) == before
 
 
@@ -136,4 +136,4 @@ def test_a_place_that_disagrees_is_named(copy, wrong, complaint):
     page.write_text(page.read_text() + f"\n{wrong}\n")
     last = len(page.read_text().splitlines())
     with pytest.raises(Problem, match=rf"book/run\.md:{last}: (.|\n)*{complaint}"):
-        publish_as.main(["--check"], copy)
+        address.main(["--check"], copy)

@@ -13,7 +13,7 @@ from bs4 import BeautifulSoup, Comment
 
 from bookkit.model.book import Book, Problem
 from bookkit.run import execute
-from bookkit.site import build as site
+from bookkit.site.build import build_command
 from bookkit.words import catalogues, new_language
 from bookkit.words.comments import comments
 from toy import ROOT
@@ -46,16 +46,16 @@ def book(tmp_path_factory):
     (root / "_build" / "executed").symlink_to(ROOT / "_build" / "executed")
     new_language.main([CODE, "日本語"], root)
     book = Book(root)
-    folder = catalogues.folder(book, book.language(CODE))
+    folder = catalogues.catalogue_folder(book, book.language(CODE))
     for path in folder.rglob("*.po"):
-        catalogue = catalogues.read(path)
+        catalogue = catalogues.read_catalogue(path)
         for entry in catalogue:
             if catalogues.has_words(entry.msgid):
                 entry.msgstr = "\n".join(f"⟦{line}⟧" for line in entry.msgid.split("\n"))
         catalogue.save(str(path))
     new_language.sync.main([], root)
     before = sorted(path.name for path in execute.cache_path(book).rglob("*"))
-    command = site.build_command(book, book.language(CODE)) + ["-D", "nb_output_stderr=show"]
+    command = build_command(book, book.language(CODE)) + ["-D", "nb_output_stderr=show"]
     done = subprocess.run(command, cwd=root, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert sorted(path.name for path in execute.cache_path(book).rglob("*")) == before

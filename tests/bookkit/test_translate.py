@@ -6,8 +6,13 @@ import nbformat
 
 from bookkit.model.book import Book
 from bookkit.words.catalogues import Catalogue
-from bookkit.words.notebooks import Translation, texts, translate, translate_notebook
-from bookkit.words.notes import WORDS, Notes
+from bookkit.words.notebooks import (
+    Translation,
+    messages_in_markdown,
+    translate_markdown,
+    translate_notebook,
+)
+from bookkit.words.notes import NOTE_WORDS, Notes
 
 MESSAGES = {
     "A claim": "主張",
@@ -53,7 +58,7 @@ item
 ```
 """
     assert (
-        translate(text, MESSAGES)
+        translate_markdown(text, MESSAGES)
         == """\
 ## 主張
 
@@ -88,7 +93,7 @@ item
 
 def test_without_messages_nothing_changes():
     text = "# T\n\n|a|b|\n|-|-|\n|c|d|\n\n> [!TIP]\n> x\n> y\n\n![alt](u)\n\n* a\n\n  b\n"
-    assert translate(text, {}) == text
+    assert translate_markdown(text, {}) == text
 
 
 def test_fuzzy_messages_fall_back_to_english(tmp_path):
@@ -182,7 +187,7 @@ Nor this, below another heading.
             ("same", "相同"),
         ],
     )
-    assert translate(text, known.translations, Notes(known.states(texts(text)), MARKS.get)) == """\
+    assert translate_markdown(text, known.translations, Notes(known.states(messages_in_markdown(text)), MARKS.get)) == """\
 # An old heading
 
 <small>STALE</small>
@@ -216,4 +221,4 @@ Nor this, below another heading.
 """
 
 
-MARKS = {WORDS["stale"]: "STALE", WORDS["missing"]: "MISSING"}
+MARKS = {NOTE_WORDS["stale"]: "STALE", NOTE_WORDS["missing"]: "MISSING"}

@@ -8,10 +8,18 @@ import pytest
 from bookkit.model.book import Book
 from bookkit.model.chapter import parse
 from bookkit.words import catalogues
-from bookkit.words import drawn as drawings
 from bookkit.words.catalogues import has_words
 from bookkit.words.comments import comments, with_comments
-from bookkit.words.drawn import Translator
+from bookkit.words.drawn import (
+    ELEMENT,
+    LABEL,
+    MESHSCOPE,
+    PICTURE,
+    PLACE,
+    Translator,
+    drawn_messages,
+    signatures,
+)
 from bookkit.words.messages import code_messages, shared_cells
 from executed import executed, outputs
 from rules import tree
@@ -125,10 +133,10 @@ ROWS = re.compile(r"\d+ rows|(gather|matmul|scatter) .+ to .+")  # counted, and 
 
 def drawn(markup):
     """Every text of a drawing or of a table of meshscope that has words."""
-    for picture in drawings.PICTURE.findall(markup):
-        for label in drawings.LABEL.findall(picture):
+    for picture in PICTURE.findall(markup):
+        for label in LABEL.findall(picture):
             yield html.unescape(label[1])
-        for element in drawings.ELEMENT.findall(picture):
+        for element in ELEMENT.findall(picture):
             yield html.unescape(re.sub(r"<[^<>]+>", "", element[2]))
 
 
@@ -161,14 +169,14 @@ def test_sentences_of_meshscope_are_those_of_its_source():
         for node in ast.walk(ast.parse(re.sub(r"^from __future__.*", "", source, flags=re.M)))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    for template in drawings.MESHSCOPE:
-        for part in drawings.PLACE.split(template)[::2]:
+    for template in MESHSCOPE:
+        for part in PLACE.split(template)[::2]:
             for word in re.findall(r"[a-z]{2,}", part.lower()):
                 assert any(word in string.lower() for string in strings), (template, word)
 
 
 def test_a_drawing_is_translated_and_keeps_names_and_numbers():
-    texts = [*drawings.MESHSCOPE, "pixels of a batch"]
+    texts = [*MESHSCOPE, "pixels of a batch"]
     translator = Translator(texts, {
         "{title}, {array}: {parts}": "{title}，{array}：{parts}",
         "{part}; {parts}": "{part}；{parts}",
@@ -222,6 +230,6 @@ ms.show(x, title="by name" if y else "12")
 HTML(f'<table><tr><th scope="col">who</th></tr><tr><td>all-gather</td><td><b>nobody</b></td></tr>')
 print("not drawn")
 '''
-    found = drawings.messages(code, drawings.signatures([code]))
+    found = drawn_messages(code, signatures([code]))
     assert list(found) == ["loss", "Top", "Bytes of {size} and {1} devices", "pixels", "by name",
                            "who", "nobody"]  # fmt: skip

@@ -14,11 +14,11 @@ from bookkit.words.catalogues import Catalogue
 from bookkit.words.checks import (
     House,
     Term,
-    broken,
+    as_signs,
     english_numbers,
-    plain,
     read_house,
     translated_numbers,
+    unlike_english,
     without_english,
 )
 from bookkit.words.report import (
@@ -69,11 +69,11 @@ def book(tmp_path):
 
 def change(book, old, new, kind="text", english=""):
     """Replace a pattern in the first finished message that has it; its catalogue and the new text."""
-    for path in sorted(catalogues.folder(book, LANGUAGES[0]).rglob("*.po")):
-        name = path.relative_to(catalogues.folder(book, LANGUAGES[0])).with_suffix("").as_posix()
+    for path in sorted(catalogues.catalogue_folder(book, LANGUAGES[0]).rglob("*.po")):
+        name = path.relative_to(catalogues.catalogue_folder(book, LANGUAGES[0])).with_suffix("").as_posix()
         if (kind == "text") != is_markdown(name):
             continue
-        catalogue = catalogues.read(path)
+        catalogue = catalogues.read_catalogue(path)
         for entry in catalogue:
             good = not entry.obsolete and entry.msgstr and not entry.fuzzy
             if good and re.search(old, entry.msgstr) and re.search(english, entry.msgid):
@@ -129,7 +129,7 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
 def test_breaking_a_message_is_seen(book, how):
     old, new, kind, check, says, english = BREAKS[how]
     name, text = change(book, old, new, kind, english)
-    path = catalogues.folder(book, LANGUAGES[0]) / f"{name}.po"
+    path = catalogues.catalogue_folder(book, LANGUAGES[0]) / f"{name}.po"
     found = list(check_catalogue(book.root, path, name, HOUSE))
     hits = [one for one in found if (one.finding.check, one.translated) == (check, text) and says in one.finding.what]
     assert hits, (text, "\n".join(map(str, found)))
@@ -170,7 +170,7 @@ def test_terms_that_cannot_be_read_say_so(book, bad):
     (lambda text: text.replace('"Language-Team: none\\n"\n', ""), "lacks Language-Team"),
 ])  # fmt: skip
 def test_a_catalogue_that_is_broken_is_named(book, break_file, says):
-    path = catalogues.folder(book, LANGUAGES[0]) / "book" / "01-mesh.po"
+    path = catalogues.catalogue_folder(book, LANGUAGES[0]) / "book" / "01-mesh.po"
     path.write_text(break_file(path.read_text("utf-8")), "utf-8")
     [found] = check_files(book, LANGUAGES[0], None)
     assert found.startswith("locale/zh_TW/LC_MESSAGES/book/01-mesh.po: ") and says in found
@@ -181,7 +181,7 @@ def test_what_msgfmt_says_is_passed_on(book, tmp_path):
     refuses.write_text("#!/bin/sh\necho 'bad entry' >&2\nexit 1\n")
     refuses.chmod(0o755)
     found = list(check_files(book, LANGUAGES[0], str(refuses)))
-    assert len(found) == len(list(catalogues.folder(book, LANGUAGES[0]).rglob("*.po")))
+    assert len(found) == len(list(catalogues.catalogue_folder(book, LANGUAGES[0]).rglob("*.po")))
     assert "msgfmt -c says:\nbad entry" in found[0]
 
 
@@ -196,7 +196,7 @@ def test_what_msgfmt_says_is_passed_on(book, tmp_path):
     ("3 thousand", "3 千"), ("one trillion parameters", "one trillion parameters"),
 ])
 def test_the_same_number_in_digits_and_words(english, translated):
-    assert not list(broken(english, translated))
+    assert not list(unlike_english(english, translated))
 
 
 @pytest.mark.parametrize("english, translated", [
@@ -204,7 +204,7 @@ def test_the_same_number_in_digits_and_words(english, translated):
     ("eight devices", "四個裝置"), ("2×4", "2×2"), ("12,345", "1234"), ("0.12.1", "0.12"), ("half", "3 倍"), ("8 and 8", "8"),
 ])
 def test_another_number_is_seen(english, translated):
-    assert [one for one in broken(english, translated) if one.check == "number"]
+    assert [one for one in unlike_english(english, translated) if one.check == "number"]
 
 
 def test_how_numbers_are_read():
@@ -215,11 +215,11 @@ def test_how_numbers_are_read():
 
 
 def test_a_name_may_become_code_and_emphasis_may_stand_before_a_space():
-    assert not list(broken("a jitted constructor", "經 `jit` 編譯的建構子"))
-    assert not list(broken("**Predict.** Then run.", "**先預測。** 再執行。"))
-    assert list(broken("**Predict.** Then run.", "**先預測。**再執行。"))
+    assert not list(unlike_english("a jitted constructor", "經 `jit` 編譯的建構子"))
+    assert not list(unlike_english("**Predict.** Then run.", "**先預測。** 再執行。"))
+    assert list(unlike_english("**Predict.** Then run.", "**先預測。**再執行。"))
     house = House(chinese=True)
-    assert not list(house.punctuation("**A.** B.", plain("**先預測。** 再執行。")))
+    assert not list(house.punctuation("**A.** B.", as_signs("**先預測。** 再執行。")))
 
 
 # The report.
@@ -235,17 +235,17 @@ def edited(tmp_path_factory):
     shutil.copytree(ROOT / "book", root / "book")
     path = book.source("book/01-mesh")
     text = path.read_text("utf-8")
-    old = next(text for text in Catalogue(catalogues.folder(book, LANGUAGES[0]) / "book/01-mesh.po").translations
+    old = next(text for text in Catalogue(catalogues.catalogue_folder(book, LANGUAGES[0]) / "book/01-mesh.po").translations
                if text.startswith("So a mesh is two things"))
     assert old in text
     text = text.replace(old, f"{old} This was added.\n\nThis paragraph did not stand here before.")
     path.write_text(text, "utf-8")
-    return book, po.messages_of(book), path.read_text("utf-8")
+    return book, po.every_message(book), path.read_text("utf-8")
 
 
 def report(edited, monkeypatch, capsys, *options):
     book, messages, _ = edited
-    monkeypatch.setattr(po, "messages_of", lambda book: messages)
+    monkeypatch.setattr(po, "every_message", lambda book: messages)
     status = translations.main(options, book.root)
     return status, *capsys.readouterr()
 

@@ -20,22 +20,22 @@ from typing import Any
 
 from bookkit.model.book import find_root
 from bookkit.model.chapter import Cell, Chapter, by_name
-from bookkit.run import cells as cellrun
+from bookkit.run.cells import as_jobs, run_jobs
 
 Fault = dict[str, Any]  # an entry of tests/mutants.toml
-BROKEN = ("SyntaxError", "IndentationError", "NameError", "ModuleNotFoundError")
+CANNOT_RUN = ("SyntaxError", "IndentationError", "NameError", "ModuleNotFoundError")
 
 
 class BadEntry(Exception):
     """The list and the chapter do not fit together."""
 
 
-def listed(path: Path | None = None) -> list[Fault]:
+def listed_faults(path: Path | None = None) -> list[Fault]:
     path = path or find_root() / "tests" / "mutants.toml"
     return tomllib.loads(path.read_text("utf-8")).get("mutant", []) if path.exists() else []
 
 
-def place(mutant: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
+def fit_to_chapter(mutant: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
     """(cell that changes, its new source, cell that must fail) of a listed fault."""
     find, name = mutant["find"], f"{mutant['chapter']} / {mutant['name']}"
     if "\n" in find.strip("\n") or "\n" in mutant["replace"].strip("\n"):
@@ -71,7 +71,7 @@ def place(mutant: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
 def job(
     key: int, chapter: Chapter, changed: Cell, source: str, last: int, timeout: float
 ) -> dict[str, Any]:
-    made = cellrun.as_jobs(
+    made = as_jobs(
         [cell for cell in chapter.code if cell.index <= last],
         id=key,
         timeout=timeout,
@@ -96,7 +96,7 @@ def verdict(mutant: Fault, target: Cell, outcome: dict[str, Any]) -> tuple[str, 
         return "NOTICED", f"listed as a survivor, but cell {failed} fails: {error}"
     if error.startswith("TIMEOUT"):
         return "HUNG", f"cell {failed}: {error}; a fault must be noticed, not waited for"
-    if error.startswith(BROKEN):
+    if error.startswith(CANNOT_RUN):
         return "BROKEN", f"cell {failed}: {error}; plant a wrong program, not one that cannot run"
     if failed != target.index:
         return "ELSEWHERE", f"cell {failed} fails, not cell {target.index}: {error}"
@@ -110,9 +110,9 @@ def baselines(
     names: list[str], books: dict[str, Chapter], parallel: int
 ) -> tuple[dict[str, dict[int, float]], list[str]]:
     """Run each chapter unchanged; its seconds by cell, or a message about what fails."""
-    jobs = [cellrun.as_jobs(books[name].code, id=name) for name in names]
+    jobs = [as_jobs(books[name].code, id=name) for name in names]
     seconds, bad = {}, []
-    for outcome in cellrun.run(jobs, parallel):
+    for outcome in run_jobs(jobs, parallel):
         name = outcome["id"]
         if outcome["failed"] is not None:
             bad.append(f"{name}: unchanged, cell {outcome['failed']} fails: {outcome['error']}")
@@ -137,7 +137,7 @@ def check_listed(
             problems.append(f"{mutant['chapter']} / {mutant['name']}: no such chapter")
             continue
         try:
-            plans.append((mutant, *place(mutant, books[mutant["chapter"]])))
+            plans.append((mutant, *fit_to_chapter(mutant, books[mutant["chapter"]])))
         except BadEntry as error:
             problems.append(str(error))
     names = sorted({plan[0]["chapter"] for plan in plans})
@@ -157,7 +157,7 @@ def check_listed(
         planted = job(key, books[mutant["chapter"]], changed, source, target.index, timeout)
         jobs.append({**planted, "cost": cost[key]})
     counts: dict[str, int] = {}
-    for outcome in cellrun.run(jobs, options.jobs, seconds=left):
+    for outcome in run_jobs(jobs, options.jobs, seconds=left):
         mutant, changed, _, target = plans[outcome["id"]]
         word, remark = verdict(mutant, target, outcome)
         counts[word] = counts.get(word, 0) + 1
@@ -185,7 +185,7 @@ def check_listed(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="bookkit mutants", description=__doc__.split("\n")[0])
     parser.add_argument("--chapter", action="append", help="only this chapter (repeatable)")
     parser.add_argument("--name", help="only faults of this name")
     parser.add_argument("--seconds", type=float, help="a sample that ends within this time")
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     mutants = [
         mutant
-        for mutant in listed()
+        for mutant in listed_faults()
         if (not options.chapter or mutant["chapter"] in options.chapter)
         and (not options.name or mutant["name"] == options.name)
     ]
@@ -211,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
         problems = []
         for mutant in mutants:
             try:
-                place(mutant, books[mutant["chapter"]])
+                fit_to_chapter(mutant, books[mutant["chapter"]])
             except (BadEntry, KeyError) as error:
                 problems.append(str(error))
     else:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from markdown_it import MarkdownIt
 
-MARKDOWN = MarkdownIt("commonmark").enable("table")
+READER = MarkdownIt("commonmark").enable("table")
 
 
 def blocks(markdown: str) -> Iterator[tuple[str, str, int, str]]:
     """(kind, text, line, HTML tag) of each paragraph, heading, list item and table cell."""
-    tokens, inside = MARKDOWN.parse(hide_display_math(markdown)), []
+    tokens, inside = READER.parse(hide_display_math(markdown)), []
     for token in tokens:
         if token.nesting == 1:
             inside.append(token)
@@ -41,13 +41,13 @@ def hide_display_math(markdown: str) -> str:
 
 def code_spans(markdown: str) -> Iterator[str]:
     """The text of each inline code span."""
-    for token in MARKDOWN.parse(hide_display_math(markdown)):
+    for token in READER.parse(hide_display_math(markdown)):
         for child in token.children or ():
             if child.type == "code_inline":
                 yield child.content
 
 
-def plain(text: str) -> str:
+def read_aloud(text: str) -> str:
     """Prose as it is read aloud: no images, addresses, marks; one word for code or a formula."""
     text = re.sub(r"<!--.*?-->", " ", text, flags=re.S)
     text = re.sub(r"\[!\w+\]\s*\n?", "", text)  # an alert's mark
@@ -60,14 +60,14 @@ def plain(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    return [word for word in plain(text).split() if re.search(r"\w", word)]
+    return [word for word in read_aloud(text).split() if re.search(r"\w", word)]
 
 
 SHORT = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|Eq|No|approx)\.(?=\s)")
 
 
 def sentences(text: str) -> list[str]:
-    text = SHORT.sub(lambda found: found[1] + "\N{ONE DOT LEADER}", plain(text))
+    text = SHORT.sub(lambda found: found[1] + "\N{ONE DOT LEADER}", read_aloud(text))
     parts = re.split(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"“'‘(]?[A-Z0-9]|code\b|formula\b)", text)
     return [part for part in parts if re.search(r"\w", part)]
 

@@ -13,23 +13,23 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bookkit.lint.faults import listed
+from bookkit.lint.faults import listed_faults
 from bookkit.model.book import find_root
 from bookkit.model.chapter import Cell, Chapter, by_name
 
 Row = dict[str, Any]
 
 
-def rows() -> dict[str, Row]:
+def wanted_rows() -> dict[str, Row]:
     return tomllib.loads((find_root() / "tests" / "rows.toml").read_text("utf-8"))
 
 
-def entries() -> list[Row]:
+def listed_rows() -> list[Row]:
     path = find_root() / "tests" / "coverage.toml"
     return tomllib.loads(path.read_text("utf-8")).get("row", []) if path.exists() else []
 
 
-def texts() -> dict[str, str]:
+def text_of_pages() -> dict[str, str]:
     """Every page of the book, for what judgement rows quote."""
     return {
         path.stem: path.read_text("utf-8") for path in sorted((find_root() / "book").glob("*.md"))
@@ -133,8 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(prog="bookkit coverage", description=__doc__.split("\n")[0]).parse_args(
         arguments
     )
-    books, pages, every, found = by_name(), texts(), rows(), entries()
-    missing = [*gaps(found, every, pages), *without_faults(found, every, listed())]
+    books, pages, every, found = by_name(), text_of_pages(), wanted_rows(), listed_rows()
+    missing = [*gaps(found, every, pages), *without_faults(found, every, listed_faults())]
     for entry in found:
         missing += problems_of(entry, every.get(entry["id"]), books, pages)
     for name, row in every.items():

@@ -75,19 +75,19 @@ def parse(name: str, text: str) -> Chapter:
 
 
 @functools.cache
-def load(path: Path) -> Chapter:
+def load_chapter(path: Path) -> Chapter:
     return parse(path.stem, path.read_text(encoding="utf-8"))
 
 
 def chapters(root: Path | None = None) -> list[Chapter]:
     """Every chapter with code, in order."""
-    return [load(path) for path in pages(root) if is_notebook(path)]
+    return [load_chapter(path) for path in page_files(root) if is_notebook(path)]
 
 
 def by_name(root: Path | None = None) -> dict[str, Chapter]:
     return {chapter.name: chapter for chapter in chapters(root)}
 
 
-def pages(root: Path | None = None) -> list[Path]:
+def page_files(root: Path | None = None) -> list[Path]:
     """Every Markdown page of the book, with or without code."""
     return sorted(((root or find_root()) / "book").rglob("*.md"))

@@ -56,7 +56,7 @@ def as_jobs(cells: Iterable[Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def run(
+def run_jobs(
     jobs: Iterable[dict[str, Any]],
     parallel: int = 1,
     python: str = sys.executable,
@@ -95,7 +95,7 @@ def run(
 # Inside the process that runs cells.
 
 
-def execute(cells: list[dict[str, Any]], note: Callable[..., None]) -> None:
+def run_in_namespace(cells: list[dict[str, Any]], note: Callable[..., None]) -> None:
     """Run cells in one namespace called __main__; tell note(…) about each start and end."""
     module = types.ModuleType("__main__")
     module.__dict__["display"] = print
@@ -148,7 +148,7 @@ def child(cells: list[dict[str, Any]], reports: int) -> None:
             printed.truncate()
         os.write(reports, (json.dumps(entry) + "\n").encode())
 
-    execute(cells, note)
+    run_in_namespace(cells, note)
     os._exit(0)
 
 

@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from bookkit.model.book import Problem
 
 
-def shown(cell: NotebookNode) -> str:
+def outputs_as_text(cell: NotebookNode) -> str:
     """The outputs of a cell as text to compare: streams, errors, and every form of a result."""
     parts = []
     for output in cell.get("outputs", []):
@@ -48,10 +48,15 @@ def differences(before: NotebookNode, after: NotebookNode) -> Iterator[tuple[int
                 yield new[min(c, len(new) - 1)][0], first_line(old[a]), "this cell is gone"
             continue
         for one, (number, other) in zip(old[a:b], new[c:d], strict=True):
-            if "timing" in other.metadata.get("tags", []) or shown(one) == shown(other):
+            if "timing" in other.metadata.get("tags", []) or outputs_as_text(
+                one
+            ) == outputs_as_text(other):
                 continue
             lines = difflib.unified_diff(
-                shown(one).splitlines(), shown(other).splitlines(), lineterm="", n=1
+                outputs_as_text(one).splitlines(),
+                outputs_as_text(other).splitlines(),
+                lineterm="",
+                n=1,
             )
             yield number, first_line(other), "\n".join(line[:160] for line in list(lines)[2:42])
 
@@ -60,7 +65,7 @@ def first_line(cell: NotebookNode) -> str:
     return next((line for line in cell.source.splitlines() if line.strip()), "")
 
 
-def compare(before: Path, after: Path) -> Iterator[str]:
+def compare_folders(before: Path, after: Path) -> Iterator[str]:
     names = sorted({path.name for folder in (before, after) for path in folder.glob("*.ipynb")})
     for name in names:
         if not (before / name).exists() or not (after / name).exists():
@@ -79,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for folder in (chosen.before, chosen.after):
         if not list(folder.glob("*.ipynb")):
             raise Problem(f"{folder} holds no executed chapters: `bookkit execute --out {folder}`")
-    found = list(compare(chosen.before, chosen.after))
+    found = list(compare_folders(chosen.before, chosen.after))
     print("\n".join(found) or "no output differs")
     if found:
         print(f"{len(found)} cells differ")

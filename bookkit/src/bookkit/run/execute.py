@@ -98,7 +98,7 @@ def cache_path(book: Book) -> Path:
     return book.root / "_build" / "executed" / fingerprint()
 
 
-def read(book: Book, page: str) -> NotebookNode:
+def read_as_sphinx(book: Book, page: str) -> NotebookNode:
     """A chapter as Sphinx reads it: the same reader, so the same key in the cache."""
     from myst_nb.core.read import read_myst_markdown_notebook
 
@@ -254,7 +254,7 @@ def failure(page: str, notebook: NotebookNode, index: int, error: BaseException 
     return Failure(page, index + 1, line, cell.source, error)
 
 
-async def run(
+async def execute_notebook(
     page: str,
     notebook: NotebookNode,
     timeout: int,
@@ -304,10 +304,12 @@ def execute(
     With `fresh`, runs every page and leaves the cache alone. Raises ExecutionFailed after the other
     pages are done and cached.
     """
-    notebooks = {page: read(book, page) for page in (book.chapters if pages is None else pages)}
+    notebooks = {
+        page: read_as_sphinx(book, page) for page in (book.chapters if pages is None else pages)
+    }
     timeout = int(book.config["execute"]["timeout"])
     if fresh:
-        return run_all(notebooks, timeout, workers, say, lambda *_: None)
+        return execute_all(notebooks, timeout, workers, say, lambda *_: None)
     with alone(book, say):
         cache = open_cache(book)
         done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
@@ -321,13 +323,13 @@ def execute(
             cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
         if missing:
-            run_all(missing, timeout, workers, say, keep)
+            execute_all(missing, timeout, workers, say, keep)
             done |= {page: from_cache(cache, notebook) for page, notebook in missing.items()}
         prune(book)
     return {page: executed for page, executed in done.items() if executed is not None}
 
 
-def run_all(
+def execute_all(
     notebooks: dict[str, NotebookNode],
     timeout: int,
     workers: int,
@@ -340,7 +342,7 @@ def run_all(
     async def one(page: str, turn: asyncio.Semaphore) -> None:
         async with turn:
             start = time.perf_counter()
-            result = await run(page, notebooks[page], timeout)
+            result = await execute_notebook(page, notebooks[page], timeout)
             seconds = time.perf_counter() - start
         if isinstance(result, Failure):
             failures.append(result)
@@ -382,7 +384,7 @@ def in_thread(work: Callable[[], Any]) -> None:
 def missing(book: Book) -> list[str]:
     """The chapters that a build would execute now."""
     cache = open_cache(book)
-    return [page for page in book.chapters if from_cache(cache, read(book, page)) is None]
+    return [page for page in book.chapters if from_cache(cache, read_as_sphinx(book, page)) is None]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

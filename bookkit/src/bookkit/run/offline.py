@@ -62,7 +62,7 @@ def prove_cut() -> None:
     raise Problem("the network is not cut: a connection to the outside succeeded")
 
 
-def inside(pages: list[str], out: Path) -> None:
+def execute_inside(pages: list[str], out: Path) -> None:
     """What runs in the namespace: execute anew into `out`."""
     loopback_up()
     prove_cut()
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside:
-        return inside(options.pages, options.inside)
+        return execute_inside(options.pages, options.inside)
     from bookkit.run.execute import execute
 
     if sys.platform != "linux":

@@ -24,11 +24,11 @@ import yaml
 from bookkit.model.book import Book, Problem, find_root
 from bookkit.words import sync
 
-LEFT_OUT = {".git", "_build", "node_modules"}
+NOT_OURS = {".git", "_build", "node_modules"}
 REPOSITORY = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+)")
 
 
-def files(root: Path) -> dict[Path, str]:
+def text_files(root: Path) -> dict[Path, str]:
     """Every text file of the repository: what git knows of, or all when this is not a clone."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     git = subprocess.run(command, cwd=root, capture_output=True, text=True)
@@ -38,7 +38,7 @@ def files(root: Path) -> dict[Path, str]:
         paths = [
             path
             for path in root.rglob("*")
-            if not any(part in LEFT_OUT or part.startswith(".venv") for part in path.parts)
+            if not any(part in NOT_OURS or part.startswith(".venv") for part in path.parts)
         ]
     found = {}
     for path in sorted(set(paths)):
@@ -141,7 +141,7 @@ def disagreements(texts: dict[Path, str], book: Book) -> Iterator[str]:
                         yield f"{where}:{number}: {found} does not begin with {begins[0]}"
 
 
-def check(texts: dict[Path, str], book: Book) -> None:
+def refuse_disagreements(texts: dict[Path, str], book: Book) -> None:
     if found := list(disagreements(texts, book)):
         raise Problem("Addresses disagree with _config.yml:\n" + "\n".join(found))
 
@@ -162,9 +162,9 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     options.add_argument("--check", action="store_true", help="only see that all places agree")
     chosen, root = options.parse_args(arguments), root or find_root()
     book = Book(root)
-    old = files(root)
+    old = text_files(root)
     if chosen.check:
-        check(old, book)
+        refuse_disagreements(old, book)
         return
     if not chosen.site and not chosen.ref:
         raise Problem(
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     if chosen.ref:
         ref, now = sound_ref(chosen.ref), Changed(root, new)
         new = {path: with_ref(text, now, ref) for path, text in new.items()}
-    check(new, Changed(root, new))
+    refuse_disagreements(new, Changed(root, new))
     changed = [path for path in new if new[path] != old[path]]
     for path in changed:
         path.write_bytes(new[path].encode("utf-8"))

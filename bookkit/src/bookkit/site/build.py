@@ -22,7 +22,7 @@ from bookkit.run.execute import execute
 ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip"]
 
 
-def build(book: Book) -> None:
+def build_pages(book: Book) -> None:
     """Build every language at the same time; raises Problem with what Sphinx said."""
 
     def one(language: Language) -> tuple[Language, subprocess.CompletedProcess[str]]:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     if absent:
         raise Problem(f"_toc.yml names {', '.join(absent)}, which do not exist.")
     execute(book)
-    build(book)
+    build_pages(book)
     outputs = {
         language.code: root / "_build" / language.code / "html" for language in book.languages
     }

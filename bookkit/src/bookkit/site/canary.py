@@ -56,7 +56,7 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def build(book: Book, language: Language, python: Path, folder: Path) -> None:
+def build_with(book: Book, language: Language, python: Path, folder: Path) -> None:
     out = folder / language.code
     command = build_command(book, language, folder=out, python=python)
     checked(command, f"The {language.name} site with the newest releases")
@@ -78,4 +78,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     python = environment(folder)
     execute(book)
     for language in book.languages:
-        build(book, language, python, folder)
+        build_with(book, language, python, folder)

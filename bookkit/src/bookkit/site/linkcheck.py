@@ -53,7 +53,7 @@ def results(book: Book) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found.read_text("utf-8").splitlines()]
 
 
-def report(links: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
+def to_mend(links: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """What to mend, and what could be."""
     broken, moved = [], []
     for link in sorted(links, key=lambda link: (link["filename"], link["lineno"], link["uri"])):
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
         prog="bookkit linkcheck", description=__doc__.split("\n")[0]
     ).parse_args(arguments)
     links = results(Book(root or find_root()))
-    broken, moved = report(links)
+    broken, moved = to_mend(links)
     asked = sum(link["uri"].startswith("http") and link["status"] != "ignored" for link in links)
     if moved:
         print("\n".join(moved), f"{len(moved)} links moved: better write the new address", sep="\n")

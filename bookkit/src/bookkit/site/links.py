@@ -62,7 +62,7 @@ def ids(page: Path) -> set[str]:
     return set(re.findall(r"\s(?:id|name)=[\"']([^\"']+)", page.read_text("utf-8")))
 
 
-def broken(text: str, shown: str, book: Book, site: Path) -> Iterator[str]:
+def dead_addresses(text: str, shown: str, book: Book, site: Path) -> Iterator[str]:
     for url in addresses(text):
         target = page_target(url, book)
         if target is None:
@@ -77,7 +77,7 @@ def broken(text: str, shown: str, book: Book, site: Path) -> Iterator[str]:
             yield f"{shown}: {url}: that page has no anchor #{anchor}"
 
 
-def texts(book: Book) -> Iterator[tuple[str, str]]:
+def texts_with_addresses(book: Book) -> Iterator[tuple[str, str]]:
     for path in [*sorted((book.root / "book").glob("*.md")), book.root / "README.md"]:
         if path.exists():
             yield str(path.relative_to(book.root)), path.read_text("utf-8")
@@ -95,7 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     site = book.root / "_build" / "html"
     if not site.is_dir():
         raise Problem("_build/html is missing: run `make site` first")
-    problems = [line for shown, text in texts(book) for line in broken(text, shown, book, site)]
+    problems = [
+        line
+        for shown, text in texts_with_addresses(book)
+        for line in dead_addresses(text, shown, book, site)
+    ]
     if problems:
         raise Problem("\n".join(problems))
     print("every address of the book's own pages leads somewhere")

@@ -158,7 +158,7 @@ def browse(site: str, options: argparse.Namespace) -> tuple[bytes, list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="bookkit screenshot", description=__doc__.split("\n")[0])
     parser.add_argument("page", help="below the site's root, such as book/01-mesh.html")
     parser.add_argument("out", type=Path, help="the picture to write (PNG)")
     parser.add_argument("--width", type=int, default=1440)

@@ -4,9 +4,9 @@ import re
 
 from sphinx.application import Sphinx
 
-ALERT = re.compile(r"> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\s*$")
+ALERT_LINE = re.compile(r"> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\s*$")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-BADGE = re.compile(r"\[!\[[^\]]*\]\(\S*/colab-badge\.svg\)\]\(\S+\)")
+BADGE_LINE = re.compile(r"\[!\[[^\]]*\]\(\S*/colab-badge\.svg\)\]\(\S+\)")
 
 
 def for_the_site(text: str) -> str:
@@ -26,7 +26,7 @@ def for_the_site(text: str) -> str:
                 fence = ""
         elif mark:
             fence = mark[1]
-        elif alert := ALERT.match(line):
+        elif alert := ALERT_LINE.match(line):
             out.append(f":::{{{alert[1].lower()}}}")
             while index < len(lines) and lines[index].startswith(">"):
                 out.append(re.sub(r"^> ?", "", lines[index]))
@@ -35,15 +35,15 @@ def for_the_site(text: str) -> str:
             if index < len(lines) and not lines[index].strip():
                 index += 1
             continue
-        elif BADGE.match(line):
+        elif BADGE_LINE.match(line):
             line = ""
         out.append(line)
     return "\n".join(out)
 
 
-def read(app: Sphinx, docname: str, source: list[str]) -> None:
+def prepare_source(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = for_the_site(source[0])
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", read)
+    app.connect("source-read", prepare_source)

@@ -34,7 +34,7 @@ class Target:
     language: str = ""  # as the URL names it, "" for the source language
 
 
-def target(url: str, book: Book) -> Target | None:
+def meaning_of_url(url: str, book: Book) -> Target | None:
     """What a URL means in the book, or None if it is not below the book's address."""
     site = book.site
     if url.rstrip("/") == site.rstrip("/"):
@@ -66,21 +66,21 @@ class OwnUrls(SphinxTransform):
     def apply(self) -> None:
         book = Book(self.app.srcdir)
         for image in self.document.findall(nodes.image):
-            found = target(image["uri"], book)
+            found = meaning_of_url(image["uri"], book)
             if found and found.kind == "static":
                 image["uri"] = f"/site/static/{found.name}"
             elif found:
                 image["uri"] = f"/book/images/{found.name}"
         for link in list(self.document.findall(nodes.reference)):
-            found = target(link.get("refuri", ""), book)
+            found = meaning_of_url(link.get("refuri", ""), book)
             if not found:
                 continue
             if found.kind == "unknown":
                 logger.warning("the book has no page %s", link["refuri"], location=link)
             elif found.language:  # on purpose to another language: it stays as it is
-                note(self.env, found.name, found.anchor, link)
+                note_link(self.env, found.name, found.anchor, link)
             elif found.kind == "page":
-                note(self.env, found.name, found.anchor, link)
+                note_link(self.env, found.name, found.anchor, link)
                 xref = pending_xref(
                     "",
                     *link.children,
@@ -97,7 +97,7 @@ class OwnUrls(SphinxTransform):
                 link["refuri"] = up + folder + found.name
 
 
-def note(env: BuildEnvironment, page: str, anchor: str, link: nodes.Node) -> None:
+def note_link(env: BuildEnvironment, page: str, anchor: str, link: nodes.Node) -> None:
     links = env.metadata[env.docname].setdefault("book_links", [])
     links.append((page, anchor, link.line or (link.parent.line if link.parent else None)))
 
@@ -118,7 +118,7 @@ def remember_anchors(app: Sphinx, doctree: nodes.document) -> None:
     app.env.metadata[app.env.docname]["book_anchors"] = ids
 
 
-def broken(env: BuildEnvironment) -> Iterator[tuple[str, int | None, str]]:
+def dead_links(env: BuildEnvironment) -> Iterator[tuple[str, int | None, str]]:
     for page in sorted(env.found_docs):
         for other, anchor, line in env.metadata[page].get("book_links", []):
             if other not in env.found_docs:
@@ -127,8 +127,8 @@ def broken(env: BuildEnvironment) -> Iterator[tuple[str, int | None, str]]:
                 yield page, line, f"page {other} has no heading #{anchor}"
 
 
-def check(app: Sphinx, env: BuildEnvironment) -> None:
-    for page, line, message in broken(env):
+def warn_of_dead_links(app: Sphinx, env: BuildEnvironment) -> None:
+    for page, line, message in dead_links(env):
         logger.warning(message, location=(page, line))
 
 
@@ -136,4 +136,4 @@ def setup(app: Sphinx) -> None:
     app.add_transform(OwnUrls)
     app.connect("doctree-read", remember_anchors, priority=900)
     app.connect("missing-reference", resolve)
-    app.connect("env-check-consistency", check)
+    app.connect("env-check-consistency", warn_of_dead_links)

@@ -14,10 +14,10 @@ def as_rst(lines: list[str]) -> Iterator[str]:
     example = False
     for line in lines:
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
-        yield line if example else code(line)
+        yield line if example else mark_code(line)
 
 
-def code(text: str) -> str:
+def mark_code(text: str) -> str:
     """Single backticks mark code; a star or an underscore outside code is only itself."""
     pieces = re.split(r"(`+[^`]+`+)", text)
     plain = [re.sub(r"([*|]|_(?=\W|$))", r"\\\1", piece) for piece in pieces[::2]]

@@ -22,10 +22,10 @@ from bookkit.words.messages import code_messages
 from bookkit.words.notes import Notes
 
 ENOUGH = 90  # per cent of a page; with less, it carries a banner
-CODE = {"ipython3", "ipython", "python", "python3"}
+PYTHON = {"ipython3", "ipython", "python", "python3"}
 
 
-def translate(app: Sphinx, doctree: nodes.document) -> None:
+def translate_page(app: Sphinx, doctree: nodes.document) -> None:
     book = Book(app.srcdir)
     language = book.language(app.config.language)
     if language == book.languages[0] or app.builder.format != "html":
@@ -33,7 +33,7 @@ def translate(app: Sphinx, doctree: nodes.document) -> None:
     page = app.env.docname
     if page not in book.pages:
         return
-    folder = catalogues.folder(book, language)
+    folder = catalogues.catalogue_folder(book, language)
     for path in [
         folder / "sphinx.po",
         folder / f"{page}.po",
@@ -41,48 +41,48 @@ def translate(app: Sphinx, doctree: nodes.document) -> None:
     ]:
         if path.exists():
             app.env.note_dependency(str(path))
-    code(doctree, catalogues.for_code(book, language, page))
-    drawings(doctree, translator(app, page))
-    emphasis(doctree)
-    states = text(book, language, page, doctree)
+    translate_comments(doctree, catalogues.for_code(book, language, page))
+    translate_drawings(doctree, translator(app, page))
+    slant_latin(doctree)
+    states = mark_untranslated(book, language, page, doctree)
     counted = list(states.values())
     if own := catalogues.of_page(book, language, page).get("code"):
-        messages = messages_of(app)[catalogues.code_name(page)]
+        messages = messages_of_build(app)[catalogues.code_name(page)]
         counted += own.states(message.text for message in messages).values()
     done = sum(state == "translated" for state in counted)
     app.env.metadata[page]["book_translation"] = (done, len(counted))
 
 
 @functools.lru_cache(maxsize=1)
-def messages_of(app: Sphinx) -> dict[str, list[catalogues.Message]]:
+def messages_of_build(app: Sphinx) -> dict[str, list[catalogues.Message]]:
     """The messages of all code: every chapter is parsed for them, so once in a build."""
     return code_messages(Book(app.srcdir))
 
 
 def translator(app: Sphinx, page: str) -> Translator:
-    book, messages = Book(app.srcdir), messages_of(app)
+    book, messages = Book(app.srcdir), messages_of_build(app)
     names = catalogues.names_for_code(page)
     texts = [message.text for name in names for message in messages.get(name, [])]
     return Translator(texts, catalogues.for_code(book, book.language(app.config.language), page))
 
 
-def code(doctree: nodes.document, messages: dict[str, str]) -> None:
+def translate_comments(doctree: nodes.document, messages: dict[str, str]) -> None:
     for block in doctree.findall(nodes.literal_block):
-        if block.get("language") in CODE:
+        if block.get("language") in PYTHON:
             new = with_comments(block.astext(), messages)
             if new != block.astext():
                 block.rawsource, block.children = new, []
                 block += nodes.Text(new)
 
 
-def emphasis(doctree: nodes.document) -> None:
+def slant_latin(doctree: nodes.document) -> None:
     """Dots below stress Chinese words; names in Latin letters are slanted, as in English."""
     for node in doctree.findall(nodes.emphasis):
         if node.astext().isascii():
             node["classes"].append("latin")
 
 
-def drawings(doctree: nodes.document, translator: Translator) -> None:
+def translate_drawings(doctree: nodes.document, translator: Translator) -> None:
     for raw in doctree.findall(nodes.raw):
         if "html" in raw.get("format", "").split():
             new = translator.output(raw.astext())
@@ -91,7 +91,9 @@ def drawings(doctree: nodes.document, translator: Translator) -> None:
                 raw += nodes.Text(new)
 
 
-def text(book: Book, language: Any, page: str, doctree: nodes.document) -> dict[str, State]:
+def mark_untranslated(
+    book: Book, language: Any, page: str, doctree: nodes.document
+) -> dict[str, State]:
     """Mark what stays English, and say so above it; the state of each text."""
     catalogue = catalogues.of_page(book, language, page)["text"]
     back = {new: old for old, new in catalogue.translations.items()}
@@ -109,11 +111,11 @@ def text(book: Book, language: Any, page: str, doctree: nodes.document) -> dict[
         if states[words] != "translated":
             node["classes"] += ["not-translated", f"language-{book.languages[0].web}"]
         if note:
-            place(node, nodes.paragraph("", note, classes=["translation-note"]))
+            put_note_above(node, nodes.paragraph("", note, classes=["translation-note"]))
     return states
 
 
-def place(node: nodes.TextElement, note: nodes.paragraph) -> None:
+def put_note_above(node: nodes.TextElement, note: nodes.paragraph) -> None:
     """Put a note above its text: below a heading, and inside what may hold no paragraph beside it."""
     parent = node.parent
     if isinstance(node, nodes.title):
@@ -150,6 +152,6 @@ def hero(
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("doctree-read", translate, priority=850)  # before anchors are remembered
+    app.connect("doctree-read", translate_page, priority=850)  # before anchors are remembered
     app.connect("html-page-context", banner)
     app.connect("html-page-context", hero)

@@ -18,7 +18,7 @@ import psutil
 from bookkit.model.book import Book, Problem
 
 TRIED = ("notebooks", "src", "bookkit", "book/cells", "pyproject.toml", "requirements.txt")
-LEFT_OUT = re.compile(  # of the caller's environment: a notebook meets what a reader's would
+OF_THE_CALLER = re.compile(  # of the caller's environment: a notebook meets what a reader's would
     r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|BOOK|GIT|JUPYTER|IPYTHON|XDG)_|"
     r"PYTHON|IPYTHONDIR|VIRTUAL_ENV|MAKE|MFLAGS|OLDPWD"
 )
@@ -76,7 +76,7 @@ def served(book: Book, address: str) -> dict[str, str]:
 
 def clean_environment(home: Path, folder: Path) -> dict[str, str]:
     """A user who has just arrived: nobody's settings, an empty home, `folder` first in PATH."""
-    kept = {name: value for name, value in os.environ.items() if not LEFT_OUT.match(name)}
+    kept = {name: value for name, value in os.environ.items() if not OF_THE_CALLER.match(name)}
     kept |= {"HOME": str(home), "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
     return kept | {"PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from bookkit.model.book import Book, Problem, find_root
-from bookkit.run.execute import Failure, execute, read, run, stack
+from bookkit.run.execute import Failure, execute, execute_notebook, read_as_sphinx, stack
 
 COPIED = [
     "_config.yml",
@@ -68,13 +68,13 @@ def peak_of_children() -> Iterator[list[int]]:
         thread.join()
 
 
-def chapters(book: Book) -> Iterator[dict[str, Any]]:
+def cost_of_chapters(book: Book) -> Iterator[dict[str, Any]]:
     timeout = int(book.config["execute"]["timeout"])
     for page in book.chapters:
-        notebook = read(book, page)
+        notebook = read_as_sphinx(book, page)
         with peak_of_children() as peak:
             start = time.perf_counter()
-            result = asyncio.run(run(page, notebook, timeout))
+            result = asyncio.run(execute_notebook(page, notebook, timeout))
             seconds = time.perf_counter() - start
         if isinstance(result, Failure):
             raise Problem(str(result))
@@ -89,7 +89,7 @@ def seconds_of(command: list[str], folder: Path) -> float:
     return round(time.perf_counter() - start, 1)
 
 
-def builds(book: Book) -> dict[str, float]:
+def seconds_to_build(book: Book) -> dict[str, float]:
     """Seconds of `bookkit site` in a copy: from cached executions, then after an edit."""
     execute(book)
     site = [sys.executable, "-m", "bookkit", "site"]
@@ -109,7 +109,7 @@ def builds(book: Book) -> dict[str, float]:
     return found
 
 
-def pages(book: Book) -> list[dict[str, Any]]:
+def weight_of_pages(book: Book) -> list[dict[str, Any]]:
     found = []
     for page in book.pages:
         path = book.root / "_build" / book.languages[0].code / "html" / f"{page}.html"
@@ -122,7 +122,7 @@ def pages(book: Book) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def columns(rows: list[dict[str, Any]]) -> str:
     heads = list(rows[0])
     cells = [
         heads,
@@ -151,15 +151,15 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
         "cores": os.cpu_count(),
         "machine": platform.processor() or platform.machine(),
     }
-    found: dict[str, Any] = {"about": about, "chapters": list(chapters(book))}
-    print(table(found["chapters"]) + "\n")
-    found["builds"] = builds(book)
+    found: dict[str, Any] = {"about": about, "chapters": list(cost_of_chapters(book))}
+    print(columns(found["chapters"]) + "\n")
+    found["builds"] = seconds_to_build(book)
     print(
         f"site in {len(book.languages)} languages from cached executions: "
         f"{found['builds']['site_seconds']} s\n"
         f"the same after one paragraph was edited: {found['builds']['edit_seconds']} s\n"
     )
-    found["pages"] = pages(book)
-    print(table(found["pages"]))
+    found["pages"] = weight_of_pages(book)
+    print(columns(found["pages"]))
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")

@@ -42,8 +42,8 @@ from bookkit.stacks.attempt import (
 from bookkit.stacks.environments import find_python, make_environment
 
 LISTS = Path(__file__).with_name("colab_lists")
-LIST = "gpu-2026-08"
-MINUTES = 40  # for one notebook, installation included
+NEWEST_GPU_LIST = "gpu-2026-08"
+MINUTES_IN_COLAB = 40  # for one notebook, installation included
 STAND_IN = {  # what the notebooks, JAX and Treescope look for in Colab's own package
     "google/colab/__init__.py": '''
         """A stand-in for Colab's package: it can be imported, and loaded as Colab's kernel does."""
@@ -86,7 +86,7 @@ def python_of(path: Path) -> str:
     return found[1]
 
 
-def prepare(book: Book, name: str) -> Path:
+def colab_environment(book: Book, name: str) -> Path:
     """The environment before any notebook has run, installed once and never run in."""
     path = list_path(book, name)
 
@@ -129,7 +129,9 @@ def in_stand_in(book: Book, copy: Checkout, name: str, environment: Path, out: P
         variables |= served(book, copy.path.as_uri())
         variables["PIP_CACHE_DIR"] = str(book.root / "_build" / "colab" / "pip-cache")
         command = [str(python), *notebook_command(book, copy.path / name, out, "--colab")]
-        return run_notebook(command, name, out / "result.json", variables, copy.path, MINUTES * 60)
+        return run_notebook(
+            command, name, out / "result.json", variables, copy.path, MINUTES_IN_COLAB * 60
+        )
 
 
 def in_container(book: Book, copy: Checkout, name: str, image: str, out: Path) -> Outcome:
@@ -140,10 +142,12 @@ def in_container(book: Book, copy: Checkout, name: str, image: str, out: Path) -
     start = ["docker", "run", "--rm", "--workdir", "/book", *mounts, *settings]
     command = [*start, "--entrypoint", "python3", image]
     command += notebook_command(book, Path("/book", name), Path("/out"), "--colab")
-    return run_notebook(command, name, out / "result.json", os.environ, copy.path, MINUTES * 60)
+    return run_notebook(
+        command, name, out / "result.json", os.environ, copy.path, MINUTES_IN_COLAB * 60
+    )
 
 
-def notebooks(book: Book, named: Sequence[str] = ()) -> list[str]:
+def notebooks_named(book: Book, named: Sequence[str] = ()) -> list[str]:
     """Paths of notebooks below the root: all in all languages, or those named."""
     known = [
         book.notebook(page, language).relative_to(book.root).as_posix()
@@ -157,11 +161,11 @@ def notebooks(book: Book, named: Sequence[str] = ()) -> list[str]:
     return [name for name in known if name in named or not named]
 
 
-def run_all(
-    book: Book, names: Sequence[str], colab_list: str = LIST, image: str = ""
+def attempts(
+    book: Book, names: Sequence[str], colab_list: str = NEWEST_GPU_LIST, image: str = ""
 ) -> Iterator[tuple[Outcome, Path]]:
     """Each notebook's outcome, with the folder of what it executed until the next is asked for."""
-    environment = Path() if image else prepare(book, colab_list)
+    environment = Path() if image else colab_environment(book, colab_list)
     with checkout(book) as copy:
         announce(copy)
         for name in names:
@@ -180,7 +184,9 @@ def run_all(
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(prog="bookkit colab", description=__doc__.split("\n")[0])
     options.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="default: all")
-    options.add_argument("--list", default=LIST, help=f"of colab_lists ({LIST})")
+    options.add_argument(
+        "--list", default=NEWEST_GPU_LIST, help=f"of colab_lists ({NEWEST_GPU_LIST})"
+    )
     options.add_argument(
         "--image", default="", help="run in fresh containers of this image instead"
     )
@@ -191,7 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     where = chosen.image or f"Colab's {chosen.list}"
     failed, count, shown = [], 0, {}
-    for outcome, _ in run_all(book, notebooks(book, chosen.notebooks), chosen.list, chosen.image):
+    for outcome, _ in attempts(
+        book, notebooks_named(book, chosen.notebooks), chosen.list, chosen.image
+    ):
         print(outcome.says(where), flush=True)
         count += 1
         failed += [] if outcome.passed else [outcome.name]

@@ -37,7 +37,6 @@ from nbformat import NotebookNode
 from bookkit.model.book import Book, Problem
 from bookkit.run.compare import differences
 from bookkit.stacks import colab
-from bookkit.stacks import record as matrix_page
 from bookkit.stacks.attempt import (
     Checkout,
     Outcome,
@@ -48,6 +47,7 @@ from bookkit.stacks.attempt import (
     run_notebook,
 )
 from bookkit.stacks.environments import find_python, make_environment
+from bookkit.stacks.record import load_record, write_record
 
 MINUTES = 30  # for one notebook
 NIGHTLY_INDEX = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
@@ -91,7 +91,7 @@ def pip(python: Path, *what: str, cwd: Path) -> None:
         raise Problem(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
 
 
-def prepare(book: Book, stack: Stack, copy: Checkout) -> Path:
+def stack_environment(book: Book, stack: Stack, copy: Checkout) -> Path:
     """The stack's environment, with meshscope from the commit."""
     if stack.kind == "pinned":
         key = (copy.path / "requirements.txt").read_text("utf-8")
@@ -124,14 +124,14 @@ def key_of(book: Book, stack: Stack, copy: Checkout, notebook: str) -> str:
         copy.tree("bookkit/src/bookkit/stacks/notebook.py"),
     ]
     if stack.kind == "colab":
-        parts.append(colab.list_path(book, colab.LIST).read_text("utf-8"))
+        parts.append(colab.list_path(book, colab.NEWEST_GPU_LIST).read_text("utf-8"))
     else:
         folder = book.root / "_build" / "matrix" / stack.name
         parts.append((folder / "installed.txt").read_text("utf-8"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def place(book: Book, stack: str, notebook: str) -> Path:
+def result_path(book: Book, stack: str, notebook: str) -> Path:
     """Where a notebook's result is kept, as .json and .ipynb."""
     flat = Path(notebook).relative_to("notebooks").with_suffix("").as_posix().replace("/", "-")
     return book.root / "_build" / "matrix" / "results" / stack / flat
@@ -139,15 +139,15 @@ def place(book: Book, stack: str, notebook: str) -> Path:
 
 def earlier(book: Book, stack: Stack, notebook: str, key: str) -> tuple[Outcome, str] | None:
     """(outcome, date) of the same notebook with the same everything, if it passed."""
-    path = place(book, stack.name, notebook).with_suffix(".json")
+    path = result_path(book, stack.name, notebook).with_suffix(".json")
     if not path.exists():
         return None
     found = json.loads(path.read_text("utf-8"))
     return (Outcome(**found["outcome"]), found["date"]) if found["key"] == key else None
 
 
-def keep(book: Book, stack: Stack, outcome: Outcome, key: str, executed: Path) -> str:
-    path = place(book, stack.name, outcome.name)
+def keep_result(book: Book, stack: Stack, outcome: Outcome, key: str, executed: Path) -> str:
+    path = result_path(book, stack.name, outcome.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.date.today().isoformat()
     if outcome.passed:
@@ -165,9 +165,9 @@ def run_stack(
 ) -> Iterator[tuple[Outcome, str]]:
     """(outcome, date) of each notebook, one at a time."""
     if stack.kind == "colab":
-        environment = colab.prepare(book, colab.LIST)
+        environment = colab.colab_environment(book, colab.NEWEST_GPU_LIST)
     else:
-        environment = prepare(book, stack, copy)
+        environment = stack_environment(book, stack, copy)
     for name in names:
         key = key_of(book, stack, copy, name)
         if not fresh and (found := earlier(book, stack, name, key)):
@@ -178,7 +178,7 @@ def run_stack(
                 outcome = colab.in_stand_in(book, copy, name, environment, Path(out))
             else:
                 outcome = in_environment(book, copy, name, environment, Path(out))
-            yield outcome, keep(book, stack, outcome, key, Path(out, "run.ipynb"))
+            yield outcome, keep_result(book, stack, outcome, key, Path(out, "run.ipynb"))
 
 
 def in_environment(book: Book, copy: Checkout, name: str, environment: Path, out: Path) -> Outcome:
@@ -189,7 +189,7 @@ def in_environment(book: Book, copy: Checkout, name: str, environment: Path, out
         return run_notebook(command, name, out / "result.json", variables, copy.path, MINUTES * 60)
 
 
-def wanted(book: Book, stack: Stack, chapters: Sequence[str]) -> list[str]:
+def notebooks_to_run(book: Book, stack: Stack, chapters: Sequence[str]) -> list[str]:
     """The notebooks that a stack runs: English, and in Colab every language."""
     languages = book.languages if stack.kind == "colab" else book.languages[:1]
     pages = [f"book/{Path(name).stem}" for name in chapters] or book.chapters
@@ -202,7 +202,9 @@ def wanted(book: Book, stack: Stack, chapters: Sequence[str]) -> list[str]:
 # The record.
 
 
-def record(book: Book, copy: Checkout, results: Sequence[tuple[Outcome, str]]) -> dict[str, Any]:
+def summary_of_stack(
+    book: Book, copy: Checkout, results: Sequence[tuple[Outcome, str]]
+) -> dict[str, Any]:
     """What the page says about one stack."""
     chapters: dict[str, Any] = {}
     for outcome, _ in results:
@@ -237,7 +239,7 @@ def unlike(book: Book, stack: str) -> dict[str, list[int]] | None:
     found: dict[str, list[int]] | None = None
     for page in book.chapters:
         name = book.notebook(page).relative_to(book.root).as_posix()
-        paths = [place(book, one, name).with_suffix(".ipynb") for one in (REFERENCE, stack)]
+        paths = [result_path(book, one, name).with_suffix(".ipynb") for one in (REFERENCE, stack)]
         if not all(path.exists() for path in paths):
             continue
         found = {} if found is None else found
@@ -252,7 +254,7 @@ def unlike(book: Book, stack: str) -> dict[str, list[int]] | None:
     return found
 
 
-def report(path: Path, outcomes: Sequence[Outcome]) -> None:
+def write_issue(path: Path, outcomes: Sequence[Outcome]) -> None:
     """What an issue says about the notebooks that failed: the first failing cell first."""
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if not failed:
@@ -278,14 +280,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--fresh", action="store_true", help="run again what has passed")
     options.add_argument("--report", type=Path, help="write what fails here, for an issue")
     chosen, book = options.parse_args(arguments), Book()
-    wanted(book, STACKS[REFERENCE], chosen.chapter)  # or it says which there are
+    notebooks_to_run(book, STACKS[REFERENCE], chosen.chapter)  # or it says which there are
     problems, everything = [], []
     with checkout(book) as copy:
         announce(copy)
         for stack in (STACKS[name] for name in chosen.only):
             results = []
             try:
-                names = wanted(book, stack, chosen.chapter)
+                names = notebooks_to_run(book, stack, chosen.chapter)
                 for outcome, date in run_stack(book, stack, copy, names, chosen.fresh):
                     results.append((outcome, date))
                     print(outcome.says(stack.name), flush=True)
@@ -297,16 +299,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             failed = [outcome.name for outcome, _ in results if not outcome.passed]
             problems += [f"{stack.name}: {', '.join(failed)}"] if failed else []
             if stack.name in LOCAL and not chosen.chapter:
-                data = matrix_page.load(book) | {stack.name: record(book, copy, results)}
-                matrix_page.write(book, data)
+                data = load_record(book) | {stack.name: summary_of_stack(book, copy, results)}
+                write_record(book, data)
     if not chosen.chapter:
-        data = matrix_page.load(book)
+        data = load_record(book)
         for name in (name for name in LOCAL if name in data and name != REFERENCE):
             if (found := unlike(book, name)) is not None:
                 data[name]["differs"] = found
-        matrix_page.write(book, data)
+        write_record(book, data)
     if chosen.report:
-        report(chosen.report, everything)
+        write_issue(chosen.report, everything)
     if problems:
         raise Problem("The matrix is not whole:\n" + "\n".join(problems))
     print(f"{len(everything)} notebooks passed on {len(chosen.only)} stacks")

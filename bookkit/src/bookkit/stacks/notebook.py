@@ -24,7 +24,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from bookkit.run.execute import Failure, run
+from bookkit.run.execute import Failure, execute_notebook
 
 PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint numpy scipy scikit-learn matplotlib ipykernel ipython"
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write()
     launcher = {"launcher": COLAB_KERNEL} if chosen.colab else {}
     done = asyncio.run(
-        run(
+        execute_notebook(
             chosen.notebook.stem,
             notebook,
             chosen.timeout,

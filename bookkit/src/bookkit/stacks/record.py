@@ -36,12 +36,12 @@ def path_of(book: Book) -> Path:
     return book.root / "book" / "matrix.json"
 
 
-def load(book: Book) -> dict[str, Any]:
+def load_record(book: Book) -> dict[str, Any]:
     path = path_of(book)
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
-def cell(notebook: dict[str, Any] | None) -> str:
+def seconds_cell(notebook: dict[str, Any] | None) -> str:
     """Seconds, or the cell that failed with its error, or a dash."""
     if notebook is None:
         return "–"
@@ -50,7 +50,7 @@ def cell(notebook: dict[str, Any] | None) -> str:
     return f"{notebook['seconds']}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Heads are names of stacks, packages, notebooks and fields of the record: not translated."""
     top = "<td></td>" + "".join(f'<th scope="col"><code>{one}</code></th>' for one in head)
     lines = [
@@ -74,13 +74,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def versions_table(data: dict[str, Any]) -> str:
-    rows: list[list[str]] = [[name, *(v(stack, name) for stack in data.values())] for name in SHOWN]
+    rows: list[list[str]] = [
+        [name, *(version_cell(stack, name) for stack in data.values())] for name in SHOWN
+    ]
     rows.append(["date", *(stack["date"] for stack in data.values())])
     rows.append(["commit", *(f"<code>{stack['commit']}</code>" for stack in data.values())])
-    return table(list(data), rows)
+    return html_table(list(data), rows)
 
 
-def v(stack: dict[str, Any], name: str) -> str:
+def version_cell(stack: dict[str, Any], name: str) -> str:
     """A version; in Colab also the one that was replaced."""
     now, before = stack["versions"].get(name, "–"), stack["before"].get(name)
     return f"<s>{before}</s> {now}" if before not in (None, now) else now
@@ -90,9 +92,10 @@ def seconds_table(data: dict[str, Any]) -> str:
     names = sorted({name for stack in data.values() for name in stack["notebooks"]})
     names.sort(key=lambda name: "/" in name)  # translations last
     rows = [
-        [name, *(cell(stack["notebooks"].get(name)) for stack in data.values())] for name in names
+        [name, *(seconds_cell(stack["notebooks"].get(name)) for stack in data.values())]
+        for name in names
     ]
-    return table(list(data), rows)
+    return html_table(list(data), rows)
 
 
 def differences_table(data: dict[str, Any]) -> str:
@@ -105,7 +108,7 @@ def differences_table(data: dict[str, Any]) -> str:
         ]
         for name in names
     ]
-    return table(list(others), rows) if rows else ""
+    return html_table(list(others), rows) if rows else ""
 
 
 def passed(stack: dict[str, Any]) -> tuple[int, int]:
@@ -113,7 +116,7 @@ def passed(stack: dict[str, Any]) -> tuple[int, int]:
     return sum("failed" not in notebook for notebook in notebooks), len(notebooks)
 
 
-def summary(book: Book, data: dict[str, Any]) -> str:
+def summary_for_readme(book: Book, data: dict[str, Any]) -> str:
     lines = [
         f"| [tested on]({book.page_url(PAGE)}) | Python | jax | flax | notebooks | when |",
         "|---|---|---|---|---|---|",
@@ -136,7 +139,7 @@ def fill(text: str, name: str, made: str, where: str) -> str:
     return f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
 
 
-def wanted(book: Book, data: dict[str, Any]) -> Iterator[tuple[Path, str]]:
+def files_of_record(book: Book, data: dict[str, Any]) -> Iterator[tuple[Path, str]]:
     data = {name: data[name] for name in SUMMARY if name in data}
     yield path_of(book), json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     page = book.source(PAGE)
@@ -152,14 +155,14 @@ def wanted(book: Book, data: dict[str, Any]) -> Iterator[tuple[Path, str]]:
     text = readme.read_text("utf-8")
     if text.count(README) != 1:
         raise Problem(f"README.md needs the line {README}, once, above its table")
-    made = lambda _: f"{README}\n{summary(book, data)}\n"  # noqa: E731
+    made = lambda _: f"{README}\n{summary_for_readme(book, data)}\n"  # noqa: E731
     yield readme, re.sub(re.escape(README) + r"\n(?:\|.*\n)*", made, text)
 
 
-def write(book: Book, data: dict[str, Any]) -> list[str]:
+def write_record(book: Book, data: dict[str, Any]) -> list[str]:
     """Names of the files that were out of date."""
     stale = []
-    for path, text in wanted(book, data):
+    for path, text in files_of_record(book, data):
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
             stale.append(path.relative_to(book.root).as_posix())
@@ -169,7 +172,7 @@ def write(book: Book, data: dict[str, Any]) -> list[str]:
 def out_of_date(book: Book) -> list[str]:
     return [
         path.relative_to(book.root).as_posix()
-        for path, text in wanted(book, load(book))
+        for path, text in files_of_record(book, load_record(book))
         if not path.exists() or path.read_text("utf-8") != text
     ]
 
@@ -184,4 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if stale := out_of_date(book):
             raise Problem(f"Out of date: {', '.join(stale)}. Run `bookkit matrix-page`.")
         return
-    print("\n".join(f"wrote {name}" for name in write(book, load(book))) or "all up to date")
+    print(
+        "\n".join(f"wrote {name}" for name in write_record(book, load_record(book)))
+        or "all up to date"
+    )

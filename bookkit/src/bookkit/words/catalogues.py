@@ -74,7 +74,7 @@ class Catalogue:
     def entries(self) -> dict[str, polib.POEntry]:
         if not self.path.exists():
             return {}
-        return {entry.msgid: entry for entry in read(self.path) if not entry.obsolete}
+        return {entry.msgid: entry for entry in read_catalogue(self.path) if not entry.obsolete}
 
     @cached_property
     def translations(self) -> dict[str, str]:
@@ -102,11 +102,11 @@ class Catalogue:
         return {text: state(text) for text in now}
 
 
-def read(path: Path) -> polib.POFile:
+def read_catalogue(path: Path) -> polib.POFile:
     return polib.pofile(str(path), wrapwidth=0)
 
 
-def folder(book: Book, language: Language) -> Path:
+def catalogue_folder(book: Book, language: Language) -> Path:
     return book.root / "locale" / language.code / "LC_MESSAGES"
 
 
@@ -117,7 +117,7 @@ def code_name(page: str) -> str:
 
 def of_page(book: Book, language: Language, page: str) -> dict[str, Catalogue]:
     """A page's catalogues by kind: its text, and for a chapter its code."""
-    here = folder(book, language)
+    here = catalogue_folder(book, language)
     found = {"text": Catalogue(here / f"{page}.po")}
     if page in book.chapters:
         found["code"] = Catalogue(here / f"{code_name(page)}.po")
@@ -126,7 +126,7 @@ def of_page(book: Book, language: Language, page: str) -> dict[str, Catalogue]:
 
 def for_code(book: Book, language: Language, page: str) -> dict[str, str]:
     """Translations for a chapter's cells and drawings."""
-    paths = paths_of_code(folder(book, language), page)
+    paths = paths_of_code(catalogue_folder(book, language), page)
     return {text: new for path in paths for text, new in Catalogue(path).translations.items()}
 
 
@@ -141,7 +141,7 @@ def paths_of_code(here: Path, page: str) -> list[Path]:
 
 def words_of_site(book: Book, language: Language) -> Callable[[str], str]:
     """Gettext for the words of the site's templates."""
-    translations = Catalogue(folder(book, language) / "sphinx.po").translations
+    translations = Catalogue(catalogue_folder(book, language) / "sphinx.po").translations
     return lambda text: translations.get(text, text)
 
 
@@ -223,7 +223,7 @@ def update(
     dry: bool = False,
 ) -> bool:
     """Must a catalogue change? Then write it, unless `dry`; else it stays as it is, byte for byte."""
-    old = read(path) if path.exists() else None
+    old = read_catalogue(path) if path.exists() else None
     entries = updated(old, messages, memory)
     before = old.metadata if old is not None else {}
     same = old is not None and list(map(facts, old)) == list(map(facts, entries))

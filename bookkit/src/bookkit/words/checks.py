@@ -23,7 +23,7 @@ from bookkit.words.notebooks import ALERT, MARKDOWN
 
 URL = re.compile(r"https?://[^\s<>()\[\]（）「」，。、；：]+")
 PLACEHOLDER = re.compile(r"\{\w*\}|%\(\w+\)[sd]|%[sd]\b")
-CODE, MATH, LINK, EMPHASIS = "\ue000", "\ue001", "\ue002", "\ue003"  # in `plain`
+CODE, MATH, LINK, EMPHASIS = "\ue000", "\ue001", "\ue002", "\ue003"  # in `as_signs`
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def tokens(text: str) -> Iterator[Token]:
     yield from each(MARKDOWN.parse(ALERT.sub("", text, count=1)))
 
 
-def plain(text: str, markdown: bool = True) -> str:
+def as_signs(text: str, markdown: bool = True) -> str:
     """What is read: code and formulas are one sign each, so are borders of links and emphasis."""
     if not markdown:
         return PLACEHOLDER.sub(CODE, re.sub(r"`[^`]*`", CODE, text))
@@ -69,9 +69,9 @@ def plain(text: str, markdown: bool = True) -> str:
 
 # Numbers.
 
-WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
     fifteen sixteen seventeen eighteen nineteen""".split()
-VALUES = {word: value for value, word in enumerate(WORDS)}
+VALUES = {word: value for value, word in enumerate(NUMBER_WORDS)}
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 VALUES |= {word: 10 * value for value, word in enumerate(TENS, 2)}
 MONTHS = """january february march april may june july august september october november
@@ -193,7 +193,7 @@ def translated_numbers(text: str) -> Numbers:
     return found
 
 
-def numbers(english: str, translated: str, numerals: bool) -> Iterator[Finding]:
+def number_findings(english: str, translated: str, numerals: bool) -> Iterator[Finding]:
     """`numerals`: does the language spell numbers as this module reads them?"""
     old, new = english_numbers(english), translated_numbers(translated)
     for value in old.digits - new.digits:
@@ -219,7 +219,7 @@ ADVICE = {
 }
 
 
-def parts(text: str, markdown: bool) -> dict[str, Counter[str]]:
+def kept_parts(text: str, markdown: bool) -> dict[str, Counter[str]]:
     """What a translation must have as often as its English has."""
     if not markdown:
         return {
@@ -255,7 +255,7 @@ def shape(text: str) -> tuple[list[str], Counter[str], int]:
     return blocks, emphasis, stars
 
 
-def broken(
+def unlike_english(
     english: str, translated: str, markdown: bool = True, numerals: bool = True
 ) -> Iterator[Finding]:
     """What a translation lost or changed. `markdown`: not for comments and drawings."""
@@ -263,7 +263,7 @@ def broken(
         if english != translated:
             yield Finding("formula", "this is a formula: copy the English")
         return
-    old, new = parts(english, markdown), parts(translated, markdown)
+    old, new = kept_parts(english, markdown), kept_parts(translated, markdown)
     for kind, wanted in old.items():
         lost, extra = wanted - new[kind], new[kind] - wanted
         if kind == "code":  # a name of the English that the translation marks as code
@@ -272,7 +272,9 @@ def broken(
             said = [f"lacks {', '.join(lost)}"] * bool(lost)
             said += [f"has {', '.join(extra)}, which the English has not"] * bool(extra)
             yield Finding(kind, f"the translation {' and '.join(said)}: {ADVICE[kind]}")
-    yield from numbers(plain(english, markdown), plain(translated, markdown), numerals)
+    yield from number_findings(
+        as_signs(english, markdown), as_signs(translated, markdown), numerals
+    )
     if markdown:
         was, now = shape(english), shape(translated)
         if was[0] != now[0]:
@@ -348,7 +350,7 @@ class House:
                         around = text[max(0, match.start() - 8) : match.end() + 8]
                         yield Finding(
                             "term",
-                            f"{form} in “{shown(around)}”: {term.english} is {term.chinese}",
+                            f"{form} in “{legible(around)}”: {term.english} is {term.chinese}",
                         )
         if self.chinese:
             for sign in dict.fromkeys(re.findall(HAN, text)):
@@ -356,33 +358,33 @@ class House:
                     yield Finding("term", f"{sign} is no sign of traditional Chinese")
 
     def punctuation(self, english: str, text: str) -> Iterator[Finding]:
-        """`text`: as `plain` gives it."""
+        """`text`: as `as_signs` gives it."""
         if not self.chinese or not re.search(HAN, text):
             return
         bare = text.replace(LINK, "").replace(EMPHASIS, "")
         for rule, advice in RULES:
             for match in re.finditer(rule, bare):
                 around = bare[max(0, match.start() - 8) : match.end() + 8]
-                yield Finding("punctuation", f"“{shown(around)}”: {advice}")
+                yield Finding("punctuation", f"“{legible(around)}”: {advice}")
         for match in BESIDE.finditer(text.replace(LINK, "")):
             # Emphasis that ends in 。 needs a space after it, or it does not render.
             around = text.replace(LINK, "")[max(0, match.start() - 8) : match.end() + 8]
-            yield Finding("punctuation", f"“{shown(around)}”: no space beside full-width signs")
+            yield Finding("punctuation", f"“{legible(around)}”: no space beside full-width signs")
         for rule, advice in (
             (rf"{HAN}{LINK}{HAN}", "put a space around the link"),
             (rf"{HAN} {HAN}", "no space between Chinese signs"),
         ):
             for match in re.finditer(rule, text):
                 around = text[max(0, match.start() - 8) : match.end() + 8]
-                yield Finding("punctuation", f"“{shown(around)}”: {advice}")
+                yield Finding("punctuation", f"“{legible(around)}”: {advice}")
         for pair in PAIRS:
             if bare.count(pair[0]) != bare.count(pair[1]):
                 yield Finding("punctuation", f"{pair} do not come in pairs")
-        if bare.endswith("。") and not re.search(r"[.:!?…]\W*$", plain(english)):
+        if bare.endswith("。") and not re.search(r"[.:!?…]\W*$", as_signs(english)):
             yield Finding("punctuation", "。 at the end, where the English has no full stop")
 
 
-def shown(text: str) -> str:
+def legible(text: str) -> str:
     for sign, words in ((CODE, "`…`"), (MATH, "$…$"), (LINK, "|"), (EMPHASIS, "*")):
         text = text.replace(sign, words)
     return text.replace("\n", " ")
@@ -401,7 +403,7 @@ def without_english(
 ) -> Iterator[tuple[Finding, int]]:
     """Terms that a page uses often and never with their English; the number of the first in `prose`.
 
-    Texts are as `plain` gives them; `page` has headings and lists too.
+    Texts are as `as_signs` gives them; `page` has headings and lists too.
     """
     read = [re.sub(f"[{LINK}{EMPHASIS}]", "", text) for text in page]
     for term in terms:

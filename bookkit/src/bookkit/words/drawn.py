@@ -89,7 +89,7 @@ LIMITS["size"] = r"[\d,.]+(?: ÷ [^;]+)?"
 # Finding messages in code.
 
 
-def messages(code: str, signatures: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def drawn_messages(code: str, signatures: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """What the drawings of a cell say. `signatures`: parameters of the book's functions, by name."""
     try:
         tree = ast.parse(code)
@@ -156,7 +156,7 @@ def templates(value: ast.expr) -> Iterator[str]:
         text, seen = "", list[str]()
         for part in value.values:
             if isinstance(part, ast.FormattedValue):
-                name = place(part.value)
+                name = placeholder(part.value)
                 name = str(len(seen)) if not name or name in seen else name
                 seen.append(name)
                 text += f"{{{name}}}"
@@ -165,7 +165,7 @@ def templates(value: ast.expr) -> Iterator[str]:
         yield text
 
 
-def place(value: ast.expr) -> str:
+def placeholder(value: ast.expr) -> str:
     if isinstance(value, ast.Name):
         return value.id
     return value.attr if isinstance(value, ast.Attribute) else ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from bookkit.model import chapter as chapters
 from bookkit.model.book import Book
-from bookkit.words import drawn as drawings
+from bookkit.model.chapter import parse
 from bookkit.words.catalogues import Message, code_name
 from bookkit.words.comments import Comment, comments
+from bookkit.words.drawn import MESHSCOPE, PLACE, drawn_messages, signatures
 
-COMMENT = "Comment beside this code: "
-FORM = "Name of a folded cell."
-DRAWING = "In a drawing. Names in braces stand for what varies: keep them as they are."
+ABOUT_COMMENT = "Comment beside this code: "
+ABOUT_FORM = "Name of a folded cell."
+ABOUT_DRAWING = "In a drawing. Names in braces stand for what varies: keep them as they are."
 
 
 def shared_cells(book: Book) -> dict[str, str]:
@@ -26,20 +26,20 @@ def cells_of(book: Book, page: str) -> list[str]:
     text = book.source(page).read_text("utf-8")
     shared = set(shared_cells(book).values())
     name = page.rsplit("/", 1)[-1]
-    return [
-        cell.source
-        for cell in chapters.parse(name, text).code
-        if cell.source.strip("\n") not in shared
-    ]
+    return [cell.source for cell in parse(name, text).code if cell.source.strip("\n") not in shared]
 
 
-def messages_of(cells: list[str], signatures: dict[str, list[str]]) -> Iterator[Message]:
+def messages_in(cells: list[str], signatures: dict[str, list[str]]) -> Iterator[Message]:
     for code in cells:
         for comment in comments(code):
-            beside = FORM if "@title" in comment.prefix else COMMENT + code_beside(code, comment)
+            beside = (
+                ABOUT_FORM
+                if "@title" in comment.prefix
+                else ABOUT_COMMENT + code_beside(code, comment)
+            )
             yield Message(comment.text, beside)
     for code in cells:
-        for text in drawings.messages(code, signatures):
+        for text in drawn_messages(code, signatures):
             yield drawn(text)
 
 
@@ -52,8 +52,8 @@ def code_beside(code: str, comment: Comment) -> str:
 
 
 def drawn(text: str) -> Message:
-    flags = ("python-brace-format",) if drawings.PLACE.search(text) else ()
-    return Message(text, DRAWING if flags else "In a drawing.", flags)
+    flags = ("python-brace-format",) if PLACE.search(text) else ()
+    return Message(text, ABOUT_DRAWING if flags else "In a drawing.", flags)
 
 
 def code_messages(book: Book) -> dict[str, list[Message]]:
@@ -62,17 +62,17 @@ def code_messages(book: Book) -> dict[str, list[Message]]:
     What stands in book/cells/ or in more than one chapter is shared.
     """
     shared = list(shared_cells(book).values())
-    known = drawings.signatures(shared)
+    known = signatures(shared)
     own: dict[str, list[Message]] = {}
     for page in book.chapters:
         cells = cells_of(book, page)
-        made = messages_of(cells, known | drawings.signatures(cells))
+        made = messages_in(cells, known | signatures(cells))
         own[code_name(page)] = once(made)
     counted = Counter(message.text for messages in own.values() for message in messages)
     often = [m for messages in own.values() for m in messages if counted[m.text] > 1]
     found = {
-        "drawings": once(drawn(text) for text in drawings.MESHSCOPE),
-        "code/shared": once([*messages_of(shared, known), *often]),
+        "drawings": once(drawn(text) for text in MESHSCOPE),
+        "code/shared": once([*messages_in(shared, known), *often]),
     }
     elsewhere = {message.text for messages in found.values() for message in messages}
     for name, messages in own.items():

@@ -43,13 +43,13 @@ class Translation:
 
 
 def translation(book: Book, language: Language, page: str) -> Translation:
-    folder = catalogues.folder(book, language)
+    folder = catalogues.catalogue_folder(book, language)
     words = Catalogue(folder / "sphinx.po").translations
     code = catalogues.for_code(book, language, page)
     return Translation(Catalogue(folder / f"{page}.po"), words, code)
 
 
-def texts(markdown: str) -> list[str]:
+def messages_in_markdown(markdown: str) -> list[str]:
     """The messages of Markdown, as Sphinx takes it apart."""
     found = []
     for token in MARKDOWN.parse(markdown):
@@ -63,7 +63,7 @@ def key(content: str) -> str:
     return content.replace("\n", " ").strip()
 
 
-def translate(text: str, messages: Mapping[str, str], notes: Notes | None = None) -> str:
+def translate_markdown(text: str, messages: Mapping[str, str], notes: Notes | None = None) -> str:
     """Markdown with each message that has a translation replaced."""
     notes = notes or Notes({})
     lines = text.split("\n")
@@ -84,13 +84,13 @@ def translate(text: str, messages: Mapping[str, str], notes: Notes | None = None
             if alert := ALERT.match(content):
                 content, start = content[alert.end() :], start + 1
             note = small(notes.above(key(content), heading=inside == "heading"))
-            new = message(content, messages)
+            new = translated_message(content, messages)
             if inside == "cell":
                 if new or note:
                     cell = f"{note} {new or content}".strip()
                     lines[start] = with_cell(lines[start], column, cell.replace("|", r"\|"))
             else:
-                edits += paragraph(content, start, end, lines, new, note)
+                edits += replaced_paragraph(content, start, end, lines, new, note)
     for start, end, replacement in sorted(edits, reverse=True):
         lines[start:end] = [replacement]
     return "\n".join(lines)
@@ -100,7 +100,7 @@ def small(note: str) -> str:
     return f"<small>{note}</small>" if note else ""
 
 
-def message(content: str, messages: Mapping[str, str]) -> str | None:
+def translated_message(content: str, messages: Mapping[str, str]) -> str | None:
     """The translation of what Sphinx takes for one message: lines joined, images' alt texts apart."""
     new = messages.get(key(content)) or content
 
@@ -111,7 +111,7 @@ def message(content: str, messages: Mapping[str, str]) -> str | None:
     return new if new != content else None
 
 
-def paragraph(
+def replaced_paragraph(
     content: str, start: int, end: int, lines: list[str], new: str | None, note: str
 ) -> list[tuple[int, int, str]]:
     """How to replace lines start to end, which hold `content` after a prefix ("## ", "- ", "> ")."""
@@ -147,13 +147,13 @@ def translate_notebook(
     """A copy of a chapter's notebook in another language."""
     translated = copy.deepcopy(notebook)
     markdown = [cell for cell in translated.cells if cell.cell_type == "markdown"]
-    every = [text for cell in markdown for text in texts(BADGE.sub("", cell.source))]
+    every = [text for cell in markdown for text in messages_in_markdown(BADGE.sub("", cell.source))]
     states = known.text.states(every)
     notes = Notes(states, lambda text: known.words.get(text, text))
     messages = known.text.translations
     for cell in translated.cells:
         if cell.cell_type == "markdown":
-            text = translate(cell.source, messages, notes)
+            text = translate_markdown(cell.source, messages, notes)
             text = text.replace(f"{book.site}book/", f"{book.site}{language.path}book/")
             cell.source = with_badge(text, book, page, language, known.words)
         elif cell.cell_type == "code":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from bookkit.words.catalogues import State, has_words
 
-WORDS: dict[State, str] = {
+NOTE_WORDS: dict[State, str] = {
     "stale": "This passage has not been updated yet.",
     "missing": "This passage has not been translated yet.",
 }
@@ -25,4 +25,4 @@ class Notes:
             return ""
         state = self.states.get(text, "translated")
         fresh, self.last = heading or state != self.last, state
-        return self.words(WORDS[state]) if fresh and state in WORDS else ""
+        return self.words(NOTE_WORDS[state]) if fresh and state in NOTE_WORDS else ""

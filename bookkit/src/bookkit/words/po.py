@@ -34,13 +34,13 @@ def page_messages(book: Book) -> dict[str, list[Message]]:
     names = [*book.pages, "sphinx"]
     paths = {name: templates / f"{name}.pot" for name in names}
     return {
-        name: [Message(entry.msgid) for entry in catalogues.read(path)]
+        name: [Message(entry.msgid) for entry in catalogues.read_catalogue(path)]
         for name, path in paths.items()
         if path.exists()
     }
 
 
-def messages_of(book: Book) -> dict[str, list[Message]]:
+def every_message(book: Book) -> dict[str, list[Message]]:
     """All messages of the English book as it is now, by catalogue."""
     return {**page_messages(book), **code_messages(book)}
 
@@ -50,10 +50,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     options.add_argument("--check", action="store_true", help="only say what is out of date")
     check, root = options.parse_args(arguments).check, root or find_root()
     book = Book(root)
-    messages = messages_of(book)
+    messages = every_message(book)
     changed = []
     for language in book.languages[1:]:
-        folder = catalogues.folder(book, language)
+        folder = catalogues.catalogue_folder(book, language)
         title = f"{book.config['title']}: {language.name}"
         memory = {
             text: new

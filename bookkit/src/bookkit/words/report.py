@@ -31,9 +31,9 @@ from bookkit.words.catalogues import Catalogue, Message, State
 from bookkit.words.checks import (
     Finding,
     House,
-    broken,
-    plain,
+    as_signs,
     read_house,
+    unlike_english,
     without_english,
 )
 
@@ -68,14 +68,14 @@ class Part:
 
 
 def parts_of(book: Book, language: Language, now: dict[str, list[Message]]) -> dict[str, Part]:
-    folder = catalogues.folder(book, language)
+    folder = catalogues.catalogue_folder(book, language)
     return {
         name: Part(name, Catalogue(folder / f"{name}.po"), tuple(one.text for one in messages))
         for name, messages in now.items()
     }
 
 
-def table(book: Book, language: Language, parts: dict[str, Part]) -> list[str]:
+def table_of_states(book: Book, language: Language, parts: dict[str, Part]) -> list[str]:
     """Lines of a Markdown table: a row for each page, and for what pages share."""
     rows: list[list[str]] = []
     totals = (Counter[str](), Counter[str]())
@@ -123,7 +123,7 @@ def per_cent(counts: Counter[str]) -> str:
 # Where a message stands.
 
 
-def place(book: Book, name: str, text: str) -> str:
+def place_of_message(book: Book, name: str, text: str) -> str:
     """file:line of an English message; only the file where its line was not found."""
     chapter = f"book/{name.removeprefix('code/')}"
     files = [book.source(chapter if name.startswith("code/") else name)]
@@ -166,7 +166,7 @@ def unfinished(book: Book, parts: dict[str, Part]) -> Iterator[str]:
                 continue
             entry = part.catalogue.entries.get(text)
             at = f"{where}:{entry.linenum}" if entry else f"{where}: `make po` brings it there"
-            yield f"{place(book, name, text)}: {state}: {short(text)}\n    {at}"
+            yield f"{place_of_message(book, name, text)}: {state}: {short(text)}\n    {at}"
 
 
 def short(text: str) -> str:
@@ -208,9 +208,9 @@ def check_catalogue(root: Path, path: Path, name: str, house: House) -> Iterator
     for text, entry in Catalogue(path).entries.items():
         if not entry.msgstr or entry.fuzzy:
             continue
-        read = plain(entry.msgstr, markdown)
+        read = as_signs(entry.msgstr, markdown)
         findings = [
-            *broken(text, entry.msgstr, markdown, numerals=house.chinese),
+            *unlike_english(text, entry.msgstr, markdown, numerals=house.chinese),
             *house.words(read),
             *house.punctuation(text, read),
         ]
@@ -227,7 +227,7 @@ def check_catalogue(root: Path, path: Path, name: str, house: House) -> Iterator
 
 def check_language(book: Book, language: Language) -> list[Found]:
     """All that is broken in a language, without what its terms.toml excepts."""
-    folder = catalogues.folder(book, language)
+    folder = catalogues.catalogue_folder(book, language)
     house = read_house(folder.parent / "terms.toml")
     found = [
         one
@@ -263,7 +263,7 @@ def check_language(book: Book, language: Language) -> list[Found]:
 
 def check_files(book: Book, language: Language, msgfmt: str | None) -> Iterator[str]:
     """Catalogues that gettext refuses, by polib and Babel, and by msgfmt where there is one."""
-    for path in sorted(catalogues.folder(book, language).rglob("*.po")):
+    for path in sorted(catalogues.catalogue_folder(book, language).rglob("*.po")):
         where = path.relative_to(book.root).as_posix()
         try:
             catalogue = polib.pofile(str(path), wrapwidth=0, check_for_duplicates=True)
@@ -297,10 +297,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     for language in book.languages[1:]:
         wrong += check_files(book, language, msgfmt)
     if not wrong:
-        now = po.messages_of(book)
+        now = po.every_message(book)
         for language in book.languages[1:]:
             parts = parts_of(book, language, now)
-            print("\n".join(table(book, language, parts)))
+            print("\n".join(table_of_states(book, language, parts)))
             if chosen.list:
                 print("\n".join([*unfinished(book, parts), ""]))
             wrong += map(str, check_language(book, language))

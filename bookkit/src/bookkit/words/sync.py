@@ -78,7 +78,7 @@ def as_notebook(text: str) -> nbformat.NotebookNode:
     return notebook
 
 
-def wanted(book: Book) -> Iterator[tuple[Path, str]]:
+def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
     """Each file that is made, with what it should hold."""
     folder = book.root / "book" / "cells"
     for page in book.chapters:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     book = Book(root)
     stale = [
         (path, text)
-        for path, text in wanted(book)
+        for path, text in files_to_write(book)
         if not path.exists() or path.read_text("utf-8") != text
     ]
     gone = [path for path in leftovers(book) if ".ipynb_checkpoints" not in path.parts]
