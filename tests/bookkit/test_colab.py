@@ -225,12 +225,14 @@ def test_a_hang_is_ended_with_all_it_started_and_names_its_cell(tmp_path):
 def test_a_run_that_is_stopped_stops_what_it_started(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from bookkit.stacks.attempt import *\n"
+        "from bookkit.__main__ import end_with_order\n"
         "end_with_order(); here = Path(sys.argv[1])\n"
         f"sleep = [sys.executable, '-c', {HANGS!r}, here / 'result']\n"
         "run_notebook(sleep, 'x', here / 'result', os.environ, here, 600)"
     )
     run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=BOOK.root)
     while not (tmp_path / "result").exists():
+        assert run.poll() is None
         time.sleep(0.1)
     started = psutil.Process(run.pid).children(recursive=True)
     run.terminate()

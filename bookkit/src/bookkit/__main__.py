@@ -45,6 +45,11 @@ VERBS = {  # in the order of a day's work; each names a module with main(argumen
 }
 
 
+def end_with_order() -> None:
+    """Let whoever is stopped by SIGTERM stop what it started, as with Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; what a person has to mend is said on stderr, without a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -56,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"bookkit has no verb {verb!r}; `bookkit` lists them", file=sys.stderr)
         return 2
-    # Whoever is stopped by SIGTERM stops what it started, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_with_order()
     module = importlib.import_module(f"bookkit.{VERBS[verb][0]}")
     try:
         return module.main(rest) or 0
