@@ -52,7 +52,7 @@ def test_what_leads_nowhere_is_named_with_its_page_and_line(tmp_path, server, ca
     links = ["good", "good#there", "good#nowhere", "gone", "moved", "found"]
     text = "\n\n".join(f"[x]({server}/{link})" for link in links) + f"\n\n[own]({own}/blob/none)"
     with pytest.raises(Problem) as said:
-        linkcheck.main(book(tmp_path, text).root)
+        linkcheck.main([], book(tmp_path, text).root)
     message = str(said.value)
     assert f"book/00-intro.md:7: {server}/good#nowhere\n    broken: Anchor 'nowhere'" in message
     assert f"book/00-intro.md:9: {server}/gone\n    broken: 404" in message
@@ -62,7 +62,7 @@ def test_what_leads_nowhere_is_named_with_its_page_and_line(tmp_path, server, ca
 
 
 def test_good_links_pass(tmp_path, server, capsys):
-    linkcheck.main(book(tmp_path, f"[x]({server}/good) and [y]({server}/good#there)").root)
+    linkcheck.main([], book(tmp_path, f"[x]({server}/good) and [y]({server}/good#there)").root)
     assert "2 links to other sites: each leads somewhere" in capsys.readouterr().out
 
 
@@ -70,11 +70,11 @@ def test_no_network_is_told_apart_from_broken_links(tmp_path, server):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as closed:
         silent = f"http://127.0.0.1:{closed.server_port}"
     with pytest.raises(Problem, match="2 of 2 .*is there a network"):
-        linkcheck.main(book(tmp_path, f"[x]({silent}/a) and [y]({silent}/b)").root)
+        linkcheck.main([], book(tmp_path, f"[x]({silent}/a) and [y]({silent}/b)").root)
 
 
 def test_a_book_that_sphinx_cannot_read_is_an_error_and_not_a_pass(tmp_path):
     broken = book(tmp_path, "text")
     (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/none\n", "utf-8")
     with pytest.raises(Problem, match="did not check the links"):
-        linkcheck.main(broken.root)
+        linkcheck.main([], broken.root)
