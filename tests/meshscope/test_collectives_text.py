@@ -314,7 +314,7 @@ def test_positions_beyond_the_mesh_are_an_error():
         ms.collectives(text, AbstractMesh((4,), ("x",)))
 
 
-# Programs compiled for a TPU (fixtures/README.md); programs in tools/make_hlo_fixtures.py
+# Programs compiled for a TPU (fixtures/README.md); programs in fixtures/make.py
 
 
 def test_tpu_every_kind():

@@ -1,0 +1,1 @@
+"""The rules of the house, the faults that chapters must notice, the rows that they must prove."""

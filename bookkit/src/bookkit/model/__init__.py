@@ -1,0 +1,1 @@
+"""What the book consists of. Nothing here runs a cell or writes a file."""

@@ -1,0 +1,134 @@
+"""What the book consists of: its addresses, its languages, its pages. Everything else asks here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class Problem(Exception):
+    """What a person has to mend: says what is wrong, where, and what to do next."""
+
+
+def find_root() -> Path:
+    """The book's folder: the one that a command was called in, or one above it."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "_config.yml").exists() and (folder / "_toc.yml").exists():
+            return folder
+    raise Problem(
+        f"There is no book in {here} or above it (no _config.yml with a _toc.yml): "
+        "call bookkit in the folder of the book"
+    )
+
+
+@dataclass(frozen=True)
+class Language:
+    code: str  # as Sphinx and gettext spell it: zh_TW
+    name: str  # as its readers call it
+    path: str  # below the site's address: "zh-TW/"; the source language has ""
+
+    @property
+    def web(self) -> str:
+        """As HTML and URLs spell it: zh-TW."""
+        return self.code.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Book:
+    """The book whose source lies in `root`."""
+
+    root: Path = field(default_factory=find_root)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return yaml.safe_load((self.root / "_config.yml").read_text("utf-8"))
+
+    @cached_property
+    def sphinx(self) -> dict[str, Any]:
+        return self.config["sphinx"]["config"]
+
+    @property
+    def site(self) -> str:
+        """Where the site is published, with a slash at the end."""
+        return self.config["html"]["baseurl"]
+
+    @property
+    def repo(self) -> str:
+        """The repository's page, without a slash at the end."""
+        return self.config["repository"]["url"]
+
+    @property
+    def ref(self) -> str:
+        """The branch or tag that Colab opens and the setup cell installs."""
+        return self.sphinx["book_ref"]
+
+    @cached_property
+    def languages(self) -> list[Language]:
+        """The source language first."""
+        return [Language(code, **about) for code, about in self.sphinx["book_languages"].items()]
+
+    def language(self, code: str) -> Language:
+        for language in self.languages:
+            if code in (language.code, language.web):
+                return language
+        known = ", ".join(language.code for language in self.languages)
+        raise Problem(f"_config.yml knows no language {code!r}: book_languages has {known}")
+
+    @cached_property
+    def pages(self) -> list[str]:
+        """Pages (as Sphinx names them: book/01-mesh) in the order of _toc.yml."""
+        toc = yaml.safe_load((self.root / "_toc.yml").read_text("utf-8"))
+        found = [toc["root"]]
+
+        def walk(node: dict[str, Any]) -> None:
+            for entry in node.get("chapters", []) + node.get("sections", []):
+                if "file" in entry:
+                    found.append(entry["file"])
+                walk(entry)
+            for part in node.get("parts", []) + node.get("subtrees", []):
+                walk(part)
+
+        walk(toc)
+        return [re.sub(r"\.md$", "", page) for page in found]
+
+    def source(self, page: str) -> Path:
+        return self.root / f"{page}.md"
+
+    @cached_property
+    def chapters(self) -> list[str]:
+        """The pages that are executed: those with a kernel in their front matter."""
+        return [page for page in self.pages if is_notebook(self.source(page))]
+
+    def notebook(self, page: str, language: Language | None = None) -> Path:
+        """The .ipynb of a chapter; the source language's unless another is given."""
+        folder = self.root / "notebooks" / (language.path if language else "")
+        return folder / f"{page.rsplit('/', 1)[-1]}.ipynb"
+
+    def page_url(self, page: str, language: Language | None = None) -> str:
+        return f"{self.site}{language.path if language else ''}{page}.html"
+
+    def colab_url(self, page: str, language: Language | None = None) -> str:
+        path = self.notebook(page, language).relative_to(self.root).as_posix()
+        repo = self.repo.removeprefix("https://github.com/")
+        return f"https://colab.research.google.com/github/{repo}/blob/{self.ref}/{path}"
+
+
+def is_notebook(path: Path) -> bool:
+    """Does this Markdown file have a kernel, and so cells to execute?"""
+    if not path.exists():
+        return False
+    with path.open(encoding="utf-8") as lines:
+        if next(lines, "").rstrip() != "---":
+            return False
+        for line in lines:
+            if line.startswith("kernelspec:"):
+                return True
+            if line.rstrip() == "---":
+                return False
+    return False

@@ -1,0 +1,93 @@
+"""Read the book's chapters into cells.
+
+A chapter is a `book/NN-name.md` with a jupytext header. Cells are counted from 1, Markdown and
+code together, as a reader counts them in Colab.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jupytext
+
+from bookkit.model.book import find_root, is_notebook
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    index: int
+    kind: str  # "markdown" or "code"
+    source: str
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    chapter: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"book/{self.chapter}.md, cell {self.index}"
+
+    @property
+    def lines(self) -> list[str]:
+        return self.source.split("\n") if self.source else []
+
+    def tagged(self, prefix: str) -> str | None:
+        """The rest of the first tag that starts with prefix: "check-specs" → "specs"."""
+        return next((tag[len(prefix) :] for tag in self.tags if tag.startswith(prefix)), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chapter:
+    name: str  # "02-variables"
+    cells: tuple[Cell, ...]
+
+    @property
+    def code(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.kind == "code"]
+
+    @property
+    def markdown(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.kind == "markdown"]
+
+    def holding(self, piece: str) -> list[Cell]:
+        """The code cells that contain this piece of text."""
+        return [cell for cell in self.code if piece in cell.source]
+
+
+def parse(name: str, text: str) -> Chapter:
+    notebook = jupytext.reads(text, fmt="md:myst")
+    return Chapter(
+        name,
+        tuple(
+            Cell(
+                index,
+                cell.cell_type,
+                cell.source,
+                tuple(cell.metadata.get("tags", ())),
+                dict(cell.metadata),
+                name,
+            )
+            for index, cell in enumerate(notebook.cells, 1)
+        ),
+    )
+
+
+@functools.cache
+def load_chapter(path: Path) -> Chapter:
+    return parse(path.stem, path.read_text(encoding="utf-8"))
+
+
+def chapters(root: Path | None = None) -> list[Chapter]:
+    """Every chapter with code, in order."""
+    return [load_chapter(path) for path in page_files(root) if is_notebook(path)]
+
+
+def by_name(root: Path | None = None) -> dict[str, Chapter]:
+    return {chapter.name: chapter for chapter in chapters(root)}
+
+
+def page_files(root: Path | None = None) -> list[Path]:
+    """Every Markdown page of the book, with or without code."""
+    return sorted(((root or find_root()) / "book").rglob("*.md"))

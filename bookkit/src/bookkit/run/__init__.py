@@ -1,0 +1,1 @@
+"""Cells are executed, once for every language, and executions are compared."""

@@ -1,0 +1,1 @@
+"""Pages in every language put together, published, followed and looked at."""

@@ -1,0 +1,49 @@
+"""The book's Sphinx extension.
+
+execution   chapters are executed once, normalised and cached; failing cells name themselves
+markdown    GitHub alerts become admonitions, the badge line of notebooks is left out
+own_urls    links and images by published URL become checked internal ones
+languages   addresses per language, and two things that translated builds lose
+search      Chinese search by pairs of characters
+translation comments, drawings, and notes above what is not translated
+reference   meshscope's docstrings become a page
+pages       what templates are told, notebooks to download, files that no page loads
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+from bookkit.sphinx_ext import (
+    execution,
+    languages,
+    markdown,
+    own_urls,
+    pages,
+    reference,
+    search,
+    translation,
+)
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+def add_templates(app: Sphinx, config: Config) -> None:
+    config.templates_path.append(str(TEMPLATES))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("config-inited", add_templates)
+    app.add_config_value("book_ref", "main", "html", str)
+    app.add_config_value("book_languages", {}, "html", dict)
+    parts = (execution, languages, own_urls, markdown, pages, reference, search, translation)
+    for part in parts:
+        part.setup(app)
+    return {
+        "version": "1",
+        "env_version": 2,
+        "parallel_read_safe": True,
+        "parallel_write_safe": True,
+    }

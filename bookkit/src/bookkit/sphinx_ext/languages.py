@@ -1,0 +1,49 @@
+"""One site per language: addresses, and two things that Sphinx's translated builds lose."""
+
+import gettext
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import toctree
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+from bookkit.model.book import Book
+
+
+def address(app: Sphinx, config: Config) -> None:
+    """A translated site lies below the source language's."""
+    book = Book(app.srcdir)
+    config.html_baseurl = book.site + book.language(config.language).path
+
+
+def mend(app: Sphinx, doctree: nodes.document) -> None:
+    page = app.env.docname
+    # 1. Links to headings inside a page ([x](#slug)): each parsed translation overwrites the
+    #    page's table of headings.
+    slugs = {
+        node["slug"]: (node.line or 0, node["ids"][0], node[0].astext() if len(node) else "")
+        for node in doctree.findall(nodes.section)
+        if node.get("slug")
+    }
+    if slugs:
+        app.env.metadata[page]["myst_slugs"] = slugs
+    # 2. Captions in _toc.yml: they are inserted after the translation.
+    for tree in doctree.findall(toctree):
+        if tree.get("caption"):
+            tree["caption"] = translated(app, page, tree["caption"])
+
+
+def translated(app: Sphinx, domain: str, text: str) -> str:
+    for folder in app.config.locale_dirs:
+        catalogue = gettext.translation(
+            domain, Path(app.confdir or app.srcdir, folder), [app.config.language], fallback=True
+        )
+        if catalogue.gettext(text) != text:
+            return catalogue.gettext(text)
+    return text
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("config-inited", address)
+    app.connect("doctree-read", mend, priority=900)

@@ -1,0 +1,157 @@
+"""What Sphinx's own translation leaves out: code, drawings, and honesty about what is missing.
+
+Comments and drawings are translated when a page is read, after its execution came from the cache:
+no translation changes a cache's key. Text that is not translated, or was edited since, stays
+English below a small note; a page with much of it says so at its top.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.nodes import extract_messages
+
+from bookkit.model.book import Book
+from bookkit.words import catalogues
+from bookkit.words.catalogues import State
+from bookkit.words.comments import with_comments
+from bookkit.words.drawn import Translator
+from bookkit.words.messages import code_messages
+from bookkit.words.notes import Notes
+
+ENOUGH = 90  # per cent of a page; with less, it carries a banner
+PYTHON = {"ipython3", "ipython", "python", "python3"}
+
+
+def translate_page(app: Sphinx, doctree: nodes.document) -> None:
+    book = Book(app.srcdir)
+    language = book.language(app.config.language)
+    if language == book.languages[0] or app.builder.format != "html":
+        return
+    page = app.env.docname
+    if page not in book.pages:
+        return
+    folder = catalogues.catalogue_folder(book, language)
+    for path in [
+        folder / "sphinx.po",
+        folder / f"{page}.po",
+        *catalogues.paths_of_code(folder, page),
+    ]:
+        if path.exists():
+            app.env.note_dependency(str(path))
+    translate_comments(doctree, catalogues.for_code(book, language, page))
+    translate_drawings(doctree, translator(app, page))
+    slant_latin(doctree)
+    states = mark_untranslated(book, language, page, doctree)
+    counted = list(states.values())
+    if own := catalogues.of_page(book, language, page).get("code"):
+        messages = messages_of_build(app)[catalogues.code_name(page)]
+        counted += own.states(message.text for message in messages).values()
+    done = sum(state == "translated" for state in counted)
+    app.env.metadata[page]["book_translation"] = (done, len(counted))
+
+
+@functools.lru_cache(maxsize=1)
+def messages_of_build(app: Sphinx) -> dict[str, list[catalogues.Message]]:
+    """The messages of all code: every chapter is parsed for them, so once in a build."""
+    return code_messages(Book(app.srcdir))
+
+
+def translator(app: Sphinx, page: str) -> Translator:
+    book, messages = Book(app.srcdir), messages_of_build(app)
+    names = catalogues.names_for_code(page)
+    texts = [message.text for name in names for message in messages.get(name, [])]
+    return Translator(texts, catalogues.for_code(book, book.language(app.config.language), page))
+
+
+def translate_comments(doctree: nodes.document, messages: dict[str, str]) -> None:
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") in PYTHON:
+            new = with_comments(block.astext(), messages)
+            if new != block.astext():
+                block.rawsource, block.children = new, []
+                block += nodes.Text(new)
+
+
+def slant_latin(doctree: nodes.document) -> None:
+    """Dots below stress Chinese words; names in Latin letters are slanted, as in English."""
+    for node in doctree.findall(nodes.emphasis):
+        if node.astext().isascii():
+            node["classes"].append("latin")
+
+
+def translate_drawings(doctree: nodes.document, translator: Translator) -> None:
+    for raw in doctree.findall(nodes.raw):
+        if "html" in raw.get("format", "").split():
+            new = translator.output(raw.astext())
+            if new != raw.astext():
+                raw.rawsource, raw.children = new, []
+                raw += nodes.Text(new)
+
+
+def mark_untranslated(
+    book: Book, language: Any, page: str, doctree: nodes.document
+) -> dict[str, State]:
+    """Mark what stays English, and say so above it; the state of each text."""
+    catalogue = catalogues.of_page(book, language, page)["text"]
+    back = {new: old for old, new in catalogue.translations.items()}
+    found = list(extract_messages(doctree))
+    english = [
+        back.get(words, words) if isinstance(node, nodes.image) else words for node, words in found
+    ]
+    states = catalogue.states(english)
+    notes = Notes(states, catalogues.words_of_site(book, language))
+    for (node, _), words in zip(found, english):
+        if not isinstance(node, nodes.TextElement) or isinstance(node, nodes.image):
+            continue  # captions of the contents and alternative texts
+        heading = isinstance(node, nodes.title) and isinstance(node.parent, nodes.section)
+        note = notes.above(words, heading)
+        if states[words] != "translated":
+            node["classes"] += ["not-translated", f"language-{book.languages[0].web}"]
+        if note:
+            put_note_above(node, nodes.paragraph("", note, classes=["translation-note"]))
+    return states
+
+
+def put_note_above(node: nodes.TextElement, note: nodes.paragraph) -> None:
+    """Put a note above its text: below a heading, and inside what may hold no paragraph beside it."""
+    parent = node.parent
+    if isinstance(node, nodes.title):
+        parent.insert(parent.index(node) + 1, note)
+    elif isinstance(node, nodes.term):
+        definitions = [part for part in parent if isinstance(part, nodes.definition)]
+        (definitions[0] if definitions else parent).insert(0, note)
+    elif isinstance(node, nodes.paragraph):
+        parent.insert(parent.index(node), note)
+    else:
+        node += nodes.inline("", f" {note.astext()}", classes=["translation-note"])
+
+
+def banner(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    done, total = app.env.metadata.get(pagename, {}).get("book_translation", (0, 0))
+    if total and 100 * done < ENOUGH * total:
+        book = Book(app.srcdir)
+        context["book_translation"] = {
+            "done": done,
+            "total": total,
+            "how": f"{book.repo}/blob/{book.ref}/TRANSLATING.md",
+        }
+
+
+def hero(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """The drawing of the first page, which no cell made."""
+    if pagename == app.config.root_doc:
+        svg = Path(app.srcdir, "site", "templates", "hero-drawing.svg").read_text("utf-8")
+        context["book_hero_drawing"] = translator(app, pagename).output(svg)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", translate_page, priority=850)  # before anchors are remembered
+    app.connect("html-page-context", banner)
+    app.connect("html-page-context", hero)

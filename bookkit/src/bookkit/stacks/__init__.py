@@ -1,0 +1,1 @@
+"""The same notebooks on other Pythons, with other releases, in Colab."""

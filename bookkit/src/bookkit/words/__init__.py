@@ -1,0 +1,1 @@
+"""What is read: catalogues, translations, and the notebooks that are written from both."""

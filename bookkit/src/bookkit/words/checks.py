@@ -1,0 +1,445 @@
+"""What a translated message must keep of its English, and how it must be written.
+
+`broken` compares a translation with its English: links, code, formulas, placeholders, numbers, and
+the Markdown that both come to. `House` reads a language's own rules, locale/LANGUAGE/terms.toml,
+and finds words and punctuation against them. Both only report; a person decides.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from markdown_it.token import Token
+
+from bookkit.model.book import Problem
+from bookkit.words.notebooks import ALERT, MARKDOWN
+
+URL = re.compile(r"https?://[^\s<>()\[\]（）「」，。、；：]+")
+PLACEHOLDER = re.compile(r"\{\w*\}|%\(\w+\)[sd]|%[sd]\b")
+CODE, MATH, LINK, EMPHASIS = "\ue000", "\ue001", "\ue002", "\ue003"  # in `as_signs`
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str  # number, link, term, …
+    what: str  # what is wrong, and what to do
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """The tokens of a message, what stands inside its lines too."""
+
+    def each(found: Sequence[Token]) -> Iterator[Token]:
+        for token in found:
+            yield token
+            yield from each(token.children or ())
+
+    yield from each(MARKDOWN.parse(ALERT.sub("", text, count=1)))
+
+
+def as_signs(text: str, markdown: bool = True) -> str:
+    """What is read: code and formulas are one sign each, so are borders of links and emphasis."""
+    if not markdown:
+        return PLACEHOLDER.sub(CODE, re.sub(r"`[^`]*`", CODE, text))
+    found = ""
+    for token in tokens(text):
+        match token.type:
+            case "text":
+                found += token.content
+            case "softbreak" | "hardbreak":
+                found += " "
+            case "code_inline" | "fence" | "code_block":
+                found += CODE
+            case kind if kind.startswith("math"):
+                found += MATH
+            case "link_open" | "link_close":
+                found += LINK
+            case "em_open" | "em_close" | "strong_open" | "strong_close":
+                found += EMPHASIS
+            case kind if kind.endswith("_close"):
+                found += "\n"
+    return PLACEHOLDER.sub(CODE, found).strip("\n")
+
+
+# Numbers.
+
+NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+    fifteen sixteen seventeen eighteen nineteen""".split()
+VALUES = {word: value for value, word in enumerate(NUMBER_WORDS)}
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+VALUES |= {word: 10 * value for value, word in enumerate(TENS, 2)}
+MONTHS = """january february march april may june july august september october november
+    december""".split()
+# Words that may become digits in a translation, and need not: (twice: 2 倍, 兩次, 加倍).
+LOOSE: dict[str, tuple[int, ...]] = {
+    **{word: (value,) for value, word in enumerate(MONTHS, 1)},
+    **dict.fromkeys(("single", "once", "alone", "first", "a", "an", "every", "each"), (1,)),
+    **dict.fromkeys(("twice", "double", "doubles", "doubled", "both", "pair", "second"), (2,)),
+    **dict.fromkeys(("half", "halves", "halved", "halve"), (1, 2)),
+    **dict.fromkeys(("third", "thirds"), (1, 3)),
+    **dict.fromkeys(("quarter", "quarters", "fourth"), (1, 4)),
+    **dict.fromkeys(("fifth", "fifths"), (1, 5)),
+    **dict.fromkeys(("sixth", "sixths"), (1, 6)),
+    **dict.fromkeys(("seventh", "sevenths"), (1, 7)),
+    **dict.fromkeys(("eighth", "eighths"), (1, 8)),
+    **dict.fromkeys(("ninth", "tenth"), (1, 9, 10)),
+    **dict.fromkeys(("sixteenth", "sixteenths"), (1, 16)),
+    **dict.fromkeys(("dozen", "dozens"), (12,)),
+    "triple": (3,),
+    "quadruple": (4,),
+}
+SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+SCALES |= {"trillion": 10**12}
+DIGITS = r"\d+(?:[.,]\d+)*"
+ENGLISH = re.compile(rf"({DIGITS})(?:[ -]({'|'.join(SCALES)})s?\b)?|([a-z]+)", re.I)
+HAN_DIGITS = dict(zip("零〇一二兩三四五六七八九", (0, 0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9)))
+HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "萬": 10**4, "億": 10**8, "兆": 10**12}
+HAN_NUMERAL = f"[{''.join(HAN_DIGITS)}{''.join(HAN_SCALES)}]"
+CHINESE = re.compile(rf"({DIGITS})(?:\s?([百千萬億兆]+))?|({HAN_NUMERAL}+)")
+
+
+@dataclass
+class Numbers:
+    """The numbers of a text. `digits` and `words` by how often; `loose` may be either, or neither."""
+
+    digits: Counter[str] = field(default_factory=Counter)
+    words: Counter[str] = field(default_factory=Counter)
+    loose: set[str] = field(default_factory=set)
+
+
+def in_digits(text: str, scale: int = 1) -> Iterator[str]:
+    """12,345 is one number, 8,16 are two, 0.12.1 is a version; with a scale, 4 billion is one."""
+    parts = [text.replace(",", "")]
+    if not re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text):
+        parts = text.split(",")
+    for part in parts:
+        try:
+            yield f"{Decimal(part) * scale:f}" if scale != 1 else part
+        except InvalidOperation:
+            yield part
+
+
+def english_numbers(text: str) -> Numbers:
+    found = Numbers()
+    total = part = None  # the number word that is being read: four billion, twenty-five
+
+    def end() -> None:
+        nonlocal total, part
+        if total is not None or part is not None:
+            found.words[str((total or 0) + (part or 0))] += 1
+        total = part = None
+
+    for match in ENGLISH.finditer(text):
+        digits, scale, word = match[1], match[2], (match[3] or "").lower()
+        if digits:
+            end()
+            found.digits.update(in_digits(digits, SCALES[scale.lower()] if scale else 1))
+            continue
+        singular = word.removesuffix("s") if word not in VALUES else word
+        singular = "six" if word == "sixes" else singular
+        if singular in VALUES:
+            value = VALUES[singular]
+            if part is not None and not (
+                (part % 100 >= 20 and part % 10 == 0 and value < 10)  # twenty-five
+                or (part >= 100 and part % 100 == 0 and value < 100)  # a hundred and two
+            ):
+                end()
+            part = (part or 0) + value
+        elif singular in SCALES and (part is not None or word in SCALES):
+            scaled = (part if part is not None else 1) * SCALES[singular]
+            if singular == "hundred":
+                part = scaled
+            else:
+                total, part = (total or 0) + scaled, None
+        elif not (word == "and" and part is not None and part % 100 == 0):
+            end()
+        found.loose.update(map(str, LOOSE.get(word, ())))
+    end()
+    return found
+
+
+def han_value(text: str) -> int:
+    """四十億 is 4000000000; 二〇二六 is 2026."""
+    if not any(sign in HAN_SCALES for sign in text):
+        return int("".join(str(HAN_DIGITS[sign]) for sign in text))
+    total = section = digit = 0
+    for sign in text:
+        if sign in HAN_DIGITS:
+            digit = HAN_DIGITS[sign]
+        elif HAN_SCALES[sign] < 10**4:
+            section, digit = section + (digit or 1) * HAN_SCALES[sign], 0
+        else:
+            total, section, digit = (total + section + digit) * HAN_SCALES[sign], 0, 0
+    return total + section + digit
+
+
+def translated_numbers(text: str) -> Numbers:
+    """Digits, 40 億, and Chinese numerals; the last may be words of another meaning (一些)."""
+    found = Numbers()
+    for digits, scale, numeral in CHINESE.findall(text):
+        if digits:
+            found.digits.update(in_digits(digits, han_value(f"一{scale}") if scale else 1))
+        else:
+            found.words[str(han_value(numeral))] += 1
+            found.words.update(
+                str(HAN_DIGITS[sign]) for sign in numeral if len(numeral) > 1 and sign in HAN_DIGITS
+            )
+    return found
+
+
+def number_findings(english: str, translated: str, numerals: bool) -> Iterator[Finding]:
+    """`numerals`: does the language spell numbers as this module reads them?"""
+    old, new = english_numbers(english), translated_numbers(translated)
+    for value in old.digits - new.digits:
+        if new.words[value] < (old.digits - new.digits)[value]:
+            yield Finding("number", f"the English says {value}, the translation does not")
+    for value in new.digits - old.digits:
+        if value not in old.digits and value not in old.words and value not in old.loose:
+            yield Finding("number", f"{value} is not in the English")
+    kept = english_numbers(translated).words if numerals else {}  # titles that stay English
+    for value in old.words if numerals else ():
+        if int(value) > 2 and not (new.digits[value] or new.words[value] or kept[value]):
+            yield Finding("number", f"the English says {value} in words, the translation does not")
+
+
+# What a message consists of.
+
+ADVICE = {
+    "link": "keep every link, and its address as it is",
+    "code": "keep what stands between backticks as it is",
+    "formula": "keep what stands between dollar signs as it is",
+    "placeholder": "keep names in braces as they are",
+    "HTML": "keep tags as they are; write &lt; for a mere <",
+}
+
+
+def kept_parts(text: str, markdown: bool) -> dict[str, Counter[str]]:
+    """What a translation must have as often as its English has."""
+    if not markdown:
+        return {
+            "link": Counter(URL.findall(text)),
+            "code": Counter(re.findall(r"`([^`]*)`", text)),
+            "placeholder": Counter(PLACEHOLDER.findall(text)),
+        }
+    found = {kind: Counter[str]() for kind in ADVICE}
+    for token in tokens(text):
+        match token.type:
+            case "link_open":
+                found["link"][str(token.attrs["href"])] += 1
+            case "image":
+                found["link"][str(token.attrs["src"])] += 1
+            case "code_inline" | "fence" | "code_block":
+                found["code"][token.content.strip()] += 1
+            case kind if kind.startswith("math") and not kind.endswith("_close"):
+                found["formula"][token.content.strip()] += 1
+            case "html_inline" | "html_block":
+                found["HTML"][token.content] += 1
+            case "text":
+                found["placeholder"].update(PLACEHOLDER.findall(token.content))
+                found["link"].update(url.rstrip(".,;:") for url in URL.findall(token.content))
+    return found
+
+
+def shape(text: str) -> tuple[list[str], Counter[str], int]:
+    """Blocks in order, emphasis as it renders, and stars that are shown as stars."""
+    blocks = [token.type for token in MARKDOWN.parse(ALERT.sub("", text, count=1))]
+    every = list(tokens(text))
+    emphasis = Counter(token.type for token in every if token.type in ("em_open", "strong_open"))
+    stars = sum(token.content.count("*") for token in every if token.type == "text")
+    return blocks, emphasis, stars
+
+
+def unlike_english(
+    english: str, translated: str, markdown: bool = True, numerals: bool = True
+) -> Iterator[Finding]:
+    """What a translation lost or changed. `markdown`: not for comments and drawings."""
+    if english.startswith("\n"):  # a formula on lines of its own, between $$ and $$
+        if english != translated:
+            yield Finding("formula", "this is a formula: copy the English")
+        return
+    old, new = kept_parts(english, markdown), kept_parts(translated, markdown)
+    for kind, wanted in old.items():
+        lost, extra = wanted - new[kind], new[kind] - wanted
+        if kind == "code":  # a name of the English that the translation marks as code
+            extra = Counter({one: count for one, count in extra.items() if one not in english})
+        if lost or extra:
+            said = [f"lacks {', '.join(lost)}"] * bool(lost)
+            said += [f"has {', '.join(extra)}, which the English has not"] * bool(extra)
+            yield Finding(kind, f"the translation {' and '.join(said)}: {ADVICE[kind]}")
+    yield from number_findings(
+        as_signs(english, markdown), as_signs(translated, markdown), numerals
+    )
+    if markdown:
+        was, now = shape(english), shape(translated)
+        if was[0] != now[0]:
+            new_blocks = ", ".join(kind for kind in now[0] if kind.endswith("_open"))
+            yield Finding(
+                "Markdown",
+                f"the translation becomes {new_blocks or 'nothing'}, not what the English is: "
+                "begin and end it as the English does (no 1. or - or # at its start)",
+            )
+        for kind, mark in (("strong_open", "**"), ("em_open", "*")):
+            if was[1][kind] != now[1][kind]:
+                yield Finding(
+                    "emphasis",
+                    f"{mark}…{mark} renders {now[1][kind]} times, in the English {was[1][kind]}: "
+                    "a closing mark after 。 needs a space or the end of the line after it; "
+                    "better put 。 outside",
+                )
+        if was[2] != now[2]:
+            yield Finding("emphasis", "a * is shown as a star: see which mark does not close")
+
+
+# Words and punctuation.
+
+HAN = r"[\u3400-\u9fff]"
+LATIN = rf"[A-Za-z0-9{CODE}{MATH}]"
+FULL = "，。；：！？「」『』（）、《》〈〉"
+PAIRS = ("（）", "「」", "『』", "《》")
+UNITS = r"(?:[KMGT]i?B|kB|ms|µs|ns|[kMG]Hz|[GTP]?FLOP)(?:/s)?"
+RULES = [  # (what is looked for in the plain text without borders, what to do)
+    (rf"{HAN}{LATIN}|{LATIN}{HAN}", "put a space between Chinese and Latin, code or formulas"),
+    (rf"{HAN}\s*[,;:!?]|[,;:!?]\s*{HAN}", "write ，；：！？ in Chinese"),
+    (rf"{HAN}\.(?!\w)", "write 。 in Chinese"),
+    (rf"\({HAN}|{HAN}\)|{HAN}\(|\){HAN}|\([^()]*）|（[^（）]*\)", "write （） in Chinese"),
+    (r"[“”‘’]", "quote with 「」"),
+    (rf'"{HAN}[^"]*"', "quote with 「」"),
+    (r"\d\s+%|％", "write 90%, without a space"),
+    (rf"\d{UNITS}\b", "put a space before the unit"),
+    (r"(?<!—)—(?!—)", "write the dash as ——"),
+    (rf"(?<!…)…(?!…)|{HAN}\.\.\.|\.\.\.{HAN}", "write the ellipsis as ……"),
+]
+OFTEN = 3  # a page that uses a term as often as that prints its English beside it once
+BESIDE = re.compile(rf"(?<=[{FULL}]) | (?=[{FULL}])")
+
+
+@dataclass(frozen=True)
+class Term:
+    chinese: str
+    english: str
+    never: tuple[str, ...]  # forms that are wrong here
+    unless: str  # a regular expression around them that is right
+    first: bool  # a page prints its English beside it
+
+
+@dataclass(frozen=True)
+class House:
+    """The rules of one language: locale/LANGUAGE/terms.toml. Without that file, none."""
+
+    terms: tuple[Term, ...] = ()
+    simplified: str = ""  # signs that Big5 has, and that are simplified or variants all the same
+    chinese: bool = False
+    exceptions: tuple[Mapping[str, str], ...] = ()
+    path: Path | None = None
+
+    def words(self, text: str) -> Iterator[Finding]:
+        for term in self.terms:
+            for form in term.never:
+                for match in re.finditer(re.escape(form), text):
+                    ok = any(
+                        span.start() <= match.start() and match.end() <= span.end()
+                        for span in (re.finditer(term.unless, text) if term.unless else ())
+                    )
+                    if not ok:
+                        around = text[max(0, match.start() - 8) : match.end() + 8]
+                        yield Finding(
+                            "term",
+                            f"{form} in “{legible(around)}”: {term.english} is {term.chinese}",
+                        )
+        if self.chinese:
+            for sign in dict.fromkeys(re.findall(HAN, text)):
+                if sign in self.simplified or not in_big5(sign):
+                    yield Finding("term", f"{sign} is no sign of traditional Chinese")
+
+    def punctuation(self, english: str, text: str) -> Iterator[Finding]:
+        """`text`: as `as_signs` gives it."""
+        if not self.chinese or not re.search(HAN, text):
+            return
+        bare = text.replace(LINK, "").replace(EMPHASIS, "")
+        for rule, advice in RULES:
+            for match in re.finditer(rule, bare):
+                around = bare[max(0, match.start() - 8) : match.end() + 8]
+                yield Finding("punctuation", f"“{legible(around)}”: {advice}")
+        for match in BESIDE.finditer(text.replace(LINK, "")):
+            # Emphasis that ends in 。 needs a space after it, or it does not render.
+            around = text.replace(LINK, "")[max(0, match.start() - 8) : match.end() + 8]
+            yield Finding("punctuation", f"“{legible(around)}”: no space beside full-width signs")
+        for rule, advice in (
+            (rf"{HAN}{LINK}{HAN}", "put a space around the link"),
+            (rf"{HAN} {HAN}", "no space between Chinese signs"),
+        ):
+            for match in re.finditer(rule, text):
+                around = text[max(0, match.start() - 8) : match.end() + 8]
+                yield Finding("punctuation", f"“{legible(around)}”: {advice}")
+        for pair in PAIRS:
+            if bare.count(pair[0]) != bare.count(pair[1]):
+                yield Finding("punctuation", f"{pair} do not come in pairs")
+        if bare.endswith("。") and not re.search(r"[.:!?…]\W*$", as_signs(english)):
+            yield Finding("punctuation", "。 at the end, where the English has no full stop")
+
+
+def legible(text: str) -> str:
+    for sign, words in ((CODE, "`…`"), (MATH, "$…$"), (LINK, "|"), (EMPHASIS, "*")):
+        text = text.replace(sign, words)
+    return text.replace("\n", " ")
+
+
+def in_big5(sign: str) -> bool:
+    try:
+        sign.encode("cp950")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def without_english(
+    terms: Sequence[Term], prose: Sequence[str], page: Sequence[str]
+) -> Iterator[tuple[Finding, int]]:
+    """Terms that a page uses often and never with their English; the number of the first in `prose`.
+
+    Texts are as `as_signs` gives them; `page` has headings and lists too.
+    """
+    read = [re.sub(f"[{LINK}{EMPHASIS}]", "", text) for text in page]
+    for term in terms:
+        uses = [number for number, text in enumerate(prose) if term.chinese in text]
+        beside = re.compile(
+            rf"{re.escape(term.chinese)}{HAN}{{0,2}}（[^（）]*{re.escape(term.english)}", re.I
+        )
+        if term.first and len(uses) >= OFTEN and not any(map(beside.search, read)):
+            what = (
+                f"{term.chinese}, {len(uses)} times on the page, and never with its English: "
+                f"write {term.chinese}（{term.english}） where it comes first"
+            )
+            yield Finding("English", what), uses[0]
+
+
+def read_house(path: Path) -> House:
+    if not path.exists():
+        return House()
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise Problem(f"{path.name} cannot be read: {error}. Mend that line.") from error
+    terms = tuple(
+        Term(
+            one["chinese"],
+            one["english"],
+            tuple(one.get("never", ())),
+            one.get("unless", ""),
+            one.get("first", False),
+        )
+        for one in data.get("term", ())
+    )
+    exceptions = tuple(data.get("exception", ()))
+    for one in exceptions:
+        if set(one) != {"page", "check", "text", "reason"}:
+            raise Problem(f"{path.name}: an exception has page, check, text and reason: {one}")
+    return House(
+        terms, data.get("simplified", ""), bool(data.get("chinese", False)), exceptions, path
+    )

@@ -1,0 +1,172 @@
+"""Chapters' notebooks in another language, from the same catalogues as the site: locale/*.po.
+
+Message by message, as gettext does: a paragraph, heading, list item, table cell or alt text that
+has a translation is replaced; everything else stays English, byte for byte, below a small note.
+Comments in code are replaced too, code is not touched (bookkit/words/comments.py).
+Links to the book's own pages go to the translated pages, and the badge opens the translated
+notebook. `make sync` writes them; there is nothing to run here.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from markdown_it import MarkdownIt
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from nbformat import NotebookNode
+
+from bookkit.model.book import Book, Language
+from bookkit.words import catalogues
+from bookkit.words.catalogues import Catalogue
+from bookkit.words.comments import with_comments
+from bookkit.words.notes import Notes
+
+MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
+ALERT = re.compile(r"\[!\w+\][ \t]*\n")
+IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+CELL_BORDER = re.compile(r"(?<!\\)\|")
+BADGE = re.compile(
+    r"\[!\[(?P<colab>[^\]]*)\]\((?P<picture>\S+)\)\]\(\S+\) \[(?P<page>[^\]]*)\]\(\S+\)"
+)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What is known of a page in another language."""
+
+    text: Catalogue
+    words: Mapping[str, str] = field(default_factory=dict)  # of the site's templates
+    code: Mapping[str, str] = field(default_factory=dict)
+
+
+def translation(book: Book, language: Language, page: str) -> Translation:
+    folder = catalogues.catalogue_folder(book, language)
+    words = Catalogue(folder / "sphinx.po").translations
+    code = catalogues.for_code(book, language, page)
+    return Translation(Catalogue(folder / f"{page}.po"), words, code)
+
+
+def messages_in_markdown(markdown: str) -> list[str]:
+    """The messages of Markdown, as Sphinx takes it apart."""
+    found = []
+    for token in MARKDOWN.parse(markdown):
+        if token.type == "inline" and token.map:
+            content = ALERT.sub("", token.content, count=1)
+            found += [key(content), *(image["alt"] for image in IMAGE.finditer(content))]
+    return [text for text in found if text]
+
+
+def key(content: str) -> str:
+    return content.replace("\n", " ").strip()
+
+
+def translate_markdown(text: str, messages: Mapping[str, str], notes: Notes | None = None) -> str:
+    """Markdown with each message that has a translation replaced."""
+    notes = notes or Notes({})
+    lines = text.split("\n")
+    edits: list[tuple[int, int, str]] = []
+    column, inside = 0, ""
+    for token in MARKDOWN.parse(text):
+        if token.type == "tr_open":
+            column = 0
+        elif token.type in ("th_open", "td_open"):
+            column, inside = column + 1, "cell"
+        elif token.type in ("th_close", "td_close", "heading_close"):
+            inside = ""
+        elif token.type == "heading_open":
+            inside = "heading"
+        elif token.type == "inline" and token.map:
+            start, end = token.map
+            content = token.content
+            if alert := ALERT.match(content):
+                content, start = content[alert.end() :], start + 1
+            note = small(notes.above(key(content), heading=inside == "heading"))
+            new = translated_message(content, messages)
+            if inside == "cell":
+                if new or note:
+                    cell = f"{note} {new or content}".strip()
+                    lines[start] = with_cell(lines[start], column, cell.replace("|", r"\|"))
+            else:
+                edits += replaced_paragraph(content, start, end, lines, new, note)
+    for start, end, replacement in sorted(edits, reverse=True):
+        lines[start:end] = [replacement]
+    return "\n".join(lines)
+
+
+def small(note: str) -> str:
+    return f"<small>{note}</small>" if note else ""
+
+
+def translated_message(content: str, messages: Mapping[str, str]) -> str | None:
+    """The translation of what Sphinx takes for one message: lines joined, images' alt texts apart."""
+    new = messages.get(key(content)) or content
+
+    def with_alt(image: re.Match[str]) -> str:
+        return f"![{messages.get(image['alt'], image['alt'])}]({image['target']})"
+
+    new = IMAGE.sub(with_alt, new)
+    return new if new != content else None
+
+
+def replaced_paragraph(
+    content: str, start: int, end: int, lines: list[str], new: str | None, note: str
+) -> list[tuple[int, int, str]]:
+    """How to replace lines start to end, which hold `content` after a prefix ("## ", "- ", "> ")."""
+    first = content.split("\n")[0]
+    if (new is None and not note) or first not in lines[start]:
+        return []
+    prefix = lines[start][: lines[start].index(first)]
+    rest = lines[start][len(prefix) :] if new is None else new
+    if new is None:
+        end = start + 1  # the lines below stay
+    if not note:
+        return [(start, end, prefix + rest)]
+    if prefix.startswith("#"):
+        return [(start, end, f"{prefix}{rest}\n\n{note}")]
+    if not prefix:
+        return [(start, end, f"{note}\n\n{rest}")]
+    return [(start, end, f"{prefix}{note} {rest}")]
+
+
+def with_cell(row: str, column: int, new: str) -> str:
+    """A table's row with its cell `column` (from 1) replaced."""
+    borders = [border.start() for border in CELL_BORDER.finditer(row)]
+    if not row.lstrip().startswith("|"):
+        borders.insert(0, -1)
+    start = borders[column - 1] + 1
+    end = borders[column] if column < len(borders) else len(row)
+    return f"{row[:start]} {new} {row[end:]}"
+
+
+def translate_notebook(
+    notebook: NotebookNode, book: Book, page: str, language: Language, known: Translation
+) -> NotebookNode:
+    """A copy of a chapter's notebook in another language."""
+    translated = copy.deepcopy(notebook)
+    markdown = [cell for cell in translated.cells if cell.cell_type == "markdown"]
+    every = [text for cell in markdown for text in messages_in_markdown(BADGE.sub("", cell.source))]
+    states = known.text.states(every)
+    notes = Notes(states, lambda text: known.words.get(text, text))
+    messages = known.text.translations
+    for cell in translated.cells:
+        if cell.cell_type == "markdown":
+            text = translate_markdown(cell.source, messages, notes)
+            text = text.replace(f"{book.site}book/", f"{book.site}{language.path}book/")
+            cell.source = with_badge(text, book, page, language, known.words)
+        elif cell.cell_type == "code":
+            cell.source = with_comments(cell.source, known.code)
+    return translated
+
+
+def with_badge(
+    text: str, book: Book, page: str, language: Language, messages: Mapping[str, str]
+) -> str:
+    def badge(line: re.Match[str]) -> str:
+        colab, site = (messages.get(line[part], line[part]) for part in ("colab", "page"))
+        picture = f"[![{colab}]({line['picture']})]({book.colab_url(page, language)})"
+        return f"{picture} [{site}]({book.page_url(page, language)})"
+
+    return BADGE.sub(badge, text)

@@ -1,0 +1,126 @@
+"""Bring everything that is made from book/*.md and book/cells/*.py up to date.
+
+    bookkit sync            write what changed
+    bookkit sync --check    write nothing; name what is out of date and fail
+
+1. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py.
+2. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
+   times play no part, and the same source gives the same bytes.
+3. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jupytext
+import nbformat
+import yaml
+
+from bookkit.model.book import Book, Problem, find_root
+from bookkit.words.notebooks import translate_notebook, translation
+
+CODE_CELL = re.compile(
+    r"(?P<fence>`{3,})\{code-cell\}[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S
+)
+OPTIONS = re.compile(
+    r"(?:---\n(?P<yaml>.*?)^---\n|(?P<short>(?::[\w-]+:[^\n]*\n)+))?\n*", re.M | re.S
+)
+
+
+def shared_name(options: dict[str, object]) -> str | None:
+    """The file in book/cells/ that a cell's tags ask for."""
+    tags = options.get("tags") or []
+    for tag in tags if isinstance(tags, list) else []:
+        if tag == "setup":
+            return "setup"
+        if tag.startswith("shared-"):
+            return tag.removeprefix("shared-")
+    return None
+
+
+def with_shared_cells(text: str, folder: Path, page: str) -> str:
+    """The page's text, each shared cell holding the bytes of its file in `folder`."""
+
+    def fill(cell: re.Match[str]) -> str:
+        head = OPTIONS.match(cell["body"])
+        assert head  # it may match nothing
+        options = head["yaml"] or re.sub(r"^:([\w-]+):", r"\1:", head["short"] or "", flags=re.M)
+        name = shared_name(yaml.safe_load(options) or {})
+        if name is None:
+            return cell[0]
+        path = folder / f"{name}.py"
+        if not path.exists():
+            raise Problem(
+                f"{page}: a cell is tagged for {name}, but there is no book/cells/{name}.py"
+            )
+        code = path.read_text("utf-8").strip("\n")
+        start = cell[0][: cell.start("body") - cell.start()]
+        return f"{start}{head[0].rstrip(chr(10))}\n\n{code}\n{cell['fence']}"
+
+    return CODE_CELL.sub(fill, text)
+
+
+def as_notebook(text: str) -> nbformat.NotebookNode:
+    """A chapter as the notebook that is published: no outputs, and the same ids each time."""
+    notebook = jupytext.reads(text, fmt="md:myst")
+    notebook.metadata.pop("jupytext", None)
+    seen: dict[str, int] = {}
+    for cell in notebook.cells:
+        digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
+        seen[digest] = seen.get(digest, -1) + 1
+        cell["id"] = digest + (f"-{seen[digest]}" if seen[digest] else "")
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
+    """Each file that is made, with what it should hold."""
+    folder = book.root / "book" / "cells"
+    for page in book.chapters:
+        source = book.source(page)
+        text = with_shared_cells(source.read_text("utf-8"), folder, f"{page}.md")
+        yield source, text
+        notebook = as_notebook(text)
+        yield book.notebook(page), nbformat.writes(notebook) + "\n"
+        for language in book.languages[1:]:
+            known = translation(book, language, page)
+            translated = translate_notebook(notebook, book, page, language, known)
+            yield book.notebook(page, language), nbformat.writes(translated) + "\n"
+
+
+def leftovers(book: Book) -> list[Path]:
+    """Notebooks whose chapter is gone."""
+    made = {book.notebook(page, language) for page in book.chapters for language in book.languages}
+    return sorted(set((book.root / "notebooks").rglob("*.ipynb")) - made)
+
+
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
+    options = argparse.ArgumentParser(prog="bookkit sync", description=__doc__.split("\n")[0])
+    options.add_argument("--check", action="store_true", help="only say what is out of date")
+    check, root = options.parse_args(arguments).check, root or find_root()
+    book = Book(root)
+    stale = [
+        (path, text)
+        for path, text in files_to_write(book)
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
+    gone = [path for path in leftovers(book) if ".ipynb_checkpoints" not in path.parts]
+    names = [str(path.relative_to(root)) for path in [path for path, _ in stale] + gone]
+    if check:
+        if names:
+            raise Problem("Out of date: " + ", ".join(names) + ". Run `make sync` and commit.")
+        return
+    for path, text in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    for path in gone:
+        path.unlink()
+    print(
+        "\n".join(f"{'removed' if Path(root, name) in gone else 'wrote'} {name}" for name in names)
+        or "all up to date"
+    )

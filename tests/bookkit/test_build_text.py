@@ -1,0 +1,121 @@
+"""What the Sphinx extension does to text, links and queries, without a build."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from bookkit.model.book import Book
+from bookkit.sphinx_ext.markdown import for_the_site
+from bookkit.sphinx_ext.own_urls import Target, meaning_of_url
+from bookkit.sphinx_ext.reference import as_rst
+from bookkit.sphinx_ext.search import ChineseSearch
+
+BOOK = Book()
+SITE = BOOK.site
+
+
+def test_an_alert_becomes_an_admonition_and_no_line_moves():
+    text = "Before.\n\n> [!NOTE]\n> **Mind** this.\n> And\n>\n> - that\n\nAfter.\n"
+    site = for_the_site(text)
+    assert site == "Before.\n\n:::{note}\n**Mind** this.\nAnd\n\n- that\n:::\nAfter.\n"
+    assert site.split("\n").index("After.") == text.split("\n").index("After.")
+
+
+def test_an_alert_at_the_end_of_the_file():
+    assert for_the_site("> [!WARNING]\n> x") == ":::{warning}\nx\n:::"
+
+
+@pytest.mark.parametrize("fence", ["```python", "~~~", "````{code-cell} ipython3"])
+def test_code_is_left_alone(fence):
+    end = fence.split("p")[0].split("{")[0].strip()
+    code = f'{fence}\ntext = """\n> [!NOTE]\n> not an alert\n"""\n[![b](x/colab-badge.svg)](y)\n{end}\n'
+    assert for_the_site(code) == code
+    assert ":::{tip}" in for_the_site(code + "\n> [!TIP]\n> after the code\n")
+
+
+def test_a_quotation_stays_a_quotation():
+    assert for_the_site("> [!SHOUT]\n> x\n\n> plain\n") == "> [!SHOUT]\n> x\n\n> plain\n"
+
+
+def test_the_badge_line_goes_and_leaves_its_line():
+    badge = f"[![Open in Colab]({SITE}_static/colab-badge.svg)](https://c/x.ipynb) [Read]({SITE})"
+    assert for_the_site(f"# T\n\n{badge}\n\nText\n") == "# T\n\n\n\nText\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "means"),
+    [
+        (f"{SITE}book/01-mesh.html", Target("page", "book/01-mesh")),
+        (f"{SITE}book/01-mesh.html#in-practice", Target("page", "book/01-mesh", "in-practice")),
+        (f"{SITE}zh-TW/book/run.html", Target("page", "book/run", "", "zh_TW")),
+        (SITE, Target("page", "book/00-intro")),
+        (SITE.rstrip("/"), Target("page", "book/00-intro")),
+        (f"{SITE}zh-TW/", Target("page", "book/00-intro", "", "zh_TW")),
+        (f"{SITE}book/99-none.html", Target("unknown", "book/99-none")),
+        (f"{SITE}book/01-mesh", Target("unknown", "book/01-mesh")),
+        (f"{SITE}_static/logo.svg", Target("static", "logo.svg")),
+        (f"{SITE}_images/mesh.svg", Target("image", "mesh.svg")),
+        (f"{SITE}notebooks.zip", Target("file", "notebooks.zip")),
+        (f"{SITE}notebooks/01-mesh.ipynb", Target("file", "notebooks/01-mesh.ipynb")),
+        (f"{SITE}notebooks/none.ipynb", Target("unknown", "notebooks/none.ipynb")),
+        ("https://docs.jax.dev/en/latest/", None),
+        ("book/01-mesh.html", None),
+        (SITE.replace("one-program", "one-program-2"), None),
+    ],
+)
+def test_what_an_address_means(url, means):
+    assert meaning_of_url(url, BOOK) == means
+
+
+def test_chinese_is_indexed_by_pairs_and_latin_by_words():
+    search = ChineseSearch({})
+    assert search.split("分片規格（PartitionSpec）是 P") == [
+        "分片",
+        "片規",
+        "規格",
+        "PartitionSpec",
+        "是",
+        "P",
+    ]
+    for query in ("分片", "規格", "片規格"):
+        assert set(search.split(query)) <= set(search.split("重新分片規格表"))
+    assert not set(search.split("網格")) & set(search.split("分片規格"))
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_the_browser_cuts_a_query_as_python_cuts_a_page():
+    search = ChineseSearch({})
+    queries = [
+        "分片",
+        "重新分片（sharding）jax.P",
+        "on_cpu 規格表。",
+        "片 8",
+        "P('data', None)",
+        "型別float32",
+    ]
+    script = f"{search.js_splitter_code}; console.log(JSON.stringify({json.dumps(queries)}.map(splitQuery)))"
+    shown = subprocess.run(
+        ["node", "-e", script], capture_output=True, text=True, check=True
+    ).stdout
+    for query, cut in zip(queries, json.loads(shown), strict=True):
+        assert cut == [piece for piece in search.split(query) if search.word_filter(piece)]
+
+
+def test_docstrings_written_for_a_terminal_become_restructuredtext():
+    docstring = """\
+What `f` takes, and *only* that:
+
+    >>> f(*x, `y`)
+    '*'
+
+End, with two  spaces."""
+    assert list(as_rst(docstring.split("\n"))) == [
+        "What ``f`` takes, and \\*only\\* that:",
+        "",
+        "    >>> f(*x, `y`)",
+        "    '*'",
+        "",
+        "End, with two  spaces.",
+    ]

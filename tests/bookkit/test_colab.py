@@ -1,0 +1,308 @@
+"""Colab: its package lists, the stand-in's parts, and where each Colab button leads.
+
+The notebooks themselves run there with `make colab`, which takes half an hour.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+from bookkit.model.book import Book, Problem
+from bookkit.site.links import github_target
+from bookkit.stacks import colab
+from bookkit.stacks.attempt import Checkout, checkout, clean_environment, run_notebook, served
+from bookkit.stacks.environments import find_python, make_environment
+from bookkit.stacks.notebook import main as run_one
+from bookkit.stacks.notebook import pins, unlike_colab
+from rules import BOOK
+
+LISTS = sorted(colab.LISTS.glob("*.txt"))
+SETUP = (BOOK.root / "book" / "cells" / "setup.py").read_text("utf-8")
+
+
+def packages(path):
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return dict(line.split("==") for line in lines)
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_a_list_says_when_it_was_published_and_where(path):
+    head = [line for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+    assert colab.python_of(path) == "3.13" and re.search(r"(August|September) 2026", head[0])
+    assert "https://github.com/googlecolab/backend-info" in head[1]
+    found = packages(path)
+    for name in "jax jaxlib flax optax orbax-checkpoint numpy ipykernel nbclient pip".split():
+        assert re.fullmatch(r"[\w.]+", found[name]), name
+    assert any(line.startswith(f"# The {len(found)} lines") for line in head)
+
+
+def test_the_stand_in_starts_from_an_older_jax_beside_its_cuda_plugin():
+    found = packages(colab.list_path(BOOK, colab.NEWEST_GPU_LIST))
+    assert found["jax"] == found["jax-cuda12-plugin"] == found["jax-cuda12-pjrt"] == "0.7.2"
+    assert (found["flax"], found["numpy"]) == ("0.11.2", "2.1.3")
+
+
+def test_a_list_that_is_not_there():
+    with pytest.raises(Problem, match="no list tpu-1999.*gpu-2026-08"):
+        colab.list_path(BOOK, "tpu-1999")
+
+
+# Buttons.
+
+
+@pytest.mark.parametrize("language", BOOK.languages, ids=lambda language: language.code)
+@pytest.mark.parametrize("page", BOOK.chapters)
+def test_a_button_opens_its_own_notebook_in_its_own_language(page, language):
+    path = BOOK.notebook(page, language)
+    first = nbformat.read(path, 4).cells[0].source
+    buttons = re.findall(r"colab-badge\.svg\)\]\(([^)]+)\)", first)
+    assert len(buttons) == 1, f"{path}: one Colab badge in the first cell"
+    assert github_target(buttons[0], BOOK) == path.relative_to(BOOK.root).as_posix()
+    owner = BOOK.repo.removeprefix("https://github.com/")
+    assert buttons[0] == (
+        f"https://colab.research.google.com/github/{owner}/blob/{BOOK.ref}/notebooks/"
+        f"{language.path}{Path(page).name}.ipynb"
+    )
+    assert buttons[0] == BOOK.colab_url(page, language)  # what the site's pages use
+    assert path.is_file()
+
+
+# What the setup cell has to leave behind.
+
+BEFORE = {"jax": "0.7.2", "flax": "0.11.2", "numpy": "2.1.3", "jax-cuda12-plugin": "0.7.2"}
+WANTED = {"jax": "0.11.2", "flax": "0.12.12"}
+AFTER = {**WANTED, "numpy": "2.1.3"}
+
+
+def test_the_pins_of_the_setup_cell_are_read_from_a_notebook():
+    notebook = nbformat.read(BOOK.notebook(BOOK.chapters[0]), 4)
+    found = pins(notebook)
+    assert set(found) == {"jax", "jaxlib", "flax"}
+    assert all(f"{name}=={version}" in SETUP for name, version in found.items())
+
+
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        ({}, None),
+        ({"numpy": "2.2.0"}, "numpy was 2.1.3 and is 2.2.0"),
+        ({"jax": "0.12.0"}, "jax is 0.12.0, the setup cell installs 0.11.2"),
+        ({"flax": "0.11.2"}, "flax is 0.11.2"),
+        ({"jax-cuda12-plugin": "0.7.2"}, "jax-cuda12-plugin is still there"),
+    ],
+)
+def test_what_the_setup_cell_left_is_compared(change, complaint):
+    problems = unlike_colab(BEFORE, AFTER | change, WANTED)
+    assert [complaint in problem for problem in problems] == ([True] if complaint else [])
+
+
+def test_a_colab_that_is_new_enough_is_left_as_it_is():
+    assert unlike_colab(AFTER, AFTER, {"jax": "0.11.1"}) == []
+
+
+# The clone that runs and serves the book's address.
+
+
+def git(folder, *command):
+    about = ["-c", "user.name=n", "-c", "user.email=n@example.org"]
+    subprocess.run(["git", *about, *command], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    root = tmp_path / "root"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "x.py").write_text("first")
+    (root / ".gitignore").write_text("*.pyc\n")
+    shutil.copyfile(BOOK.root / "_config.yml", root / "_config.yml")
+    git(root, "init", "-q", "-b", "other")
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", "one")
+    return Book(root)
+
+
+def test_the_books_address_leads_to_the_commit_that_is_checked_out(repository, tmp_path):
+    """As pip does it, with git alone and the branch that the setup cell names."""
+    (repository.root / "src" / "x.py").write_text("second, not committed")
+    with checkout(repository) as copy:
+        environment = clean_environment(tmp_path, tmp_path) | served(repository, copy.path.as_uri())
+        command = ["git", "clone", "-q", "--filter=blob:none", "-b", repository.ref]
+        command += [repository.repo, str(tmp_path / "got")]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        assert (tmp_path / "got" / "src" / "x.py").read_text() == "first"
+        assert copy.modified == ["src/x.py"]
+
+
+def test_whatever_is_written_in_the_clone_is_noticed(repository):
+    with checkout(repository) as copy:
+        assert copy.written() == ""
+        (copy.path / "src" / "x.pyc").write_text("ignored files too")
+        assert "src/x.pyc" in copy.written()
+
+
+def test_a_fresh_copy_is_cheap_and_the_first_environment_stays_as_it_was(tmp_path):
+    first = tmp_path / "environment"
+    (first / "lib").mkdir(parents=True)
+    (first / "lib" / "jax.py").write_text("old")
+    (first / "python").symlink_to(sys.executable)
+    with colab.fresh_copy(first) as python:
+        copy = python.parent.parent
+        assert (copy / "lib" / "jax.py").stat().st_ino == (first / "lib" / "jax.py").stat().st_ino
+        assert (copy / "python").is_symlink()
+        (copy / "lib" / "jax.py").unlink()  # as pip does
+        (copy / "lib" / "jax.py").write_text("new")
+    assert (first / "lib" / "jax.py").read_text() == "old" and not copy.exists()
+
+
+def test_a_notebook_meets_nobodys_settings(monkeypatch, tmp_path):
+    for name in ("JAX_PLATFORMS", "XLA_FLAGS", "BOOK_DEVICES", "PYTHONPATH", "GIT_DIR", "MAKEFLAGS"):
+        monkeypatch.setenv(name, "mine")
+    found = clean_environment(tmp_path / "home", tmp_path / "bin")
+    assert "mine" not in found.values()
+    assert found["HOME"] == str(tmp_path / "home")
+    assert found["PATH"].startswith(f"{tmp_path / 'bin'}{os.pathsep}")
+
+
+# One notebook.
+
+
+def notebook(path, *cells):
+    made = [nbformat.v4.new_markdown_cell("# A title")]
+    made += [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(nbformat.v4.new_notebook(cells=made), path)
+    return path
+
+
+def outcome_of(command, tmp_path, seconds=60):
+    result = tmp_path / "result.json"
+    command = [part if part != "RESULT" else str(result) for part in command]
+    return run_notebook(command, "notebooks/x.ipynb", result, os.environ, BOOK.root, seconds)
+
+
+def test_a_failing_cell_is_named_with_the_first_lines_of_its_error(tmp_path):
+    path = notebook(tmp_path / "x.ipynb", "a = 1", "# why\nassert a == 2, 'a is %s' % a")
+    command = [sys.executable, "-m", "bookkit", "run-notebook", str(path), "--result", "RESULT"]
+    outcome = outcome_of(command, tmp_path)
+    assert (outcome.passed, outcome.cell, outcome.first) == (False, 3, "# why")
+    said = outcome.says("floor")
+    assert said.startswith("floor: notebooks/x.ipynb FAILED, cell 3, after ")
+    assert "AssertionError: a is 1" in said and "jax" in outcome.versions
+
+
+def test_a_notebook_that_passes_is_kept_with_its_outputs(tmp_path):
+    path = notebook(tmp_path / "x.ipynb", "import os\nprint(os.listdir())")
+    executed = tmp_path / "executed.ipynb"
+    assert run_one([str(path), "--result", str(tmp_path / "r"), "--executed", str(executed)]) == 0
+    assert nbformat.read(executed, 4).cells[1].outputs[0].text == "[]\n"  # alone, in an empty folder
+
+
+HANGS = """
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+json.dump({"status": "running", "cell": 7, "versions": {"jax": "1"}}, open(sys.argv[1], "w"))
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_hang_is_ended_with_all_it_started_and_names_its_cell(tmp_path):
+    started = time.monotonic()
+    outcome = outcome_of([sys.executable, "-c", HANGS, "RESULT"], tmp_path, seconds=2)
+    assert time.monotonic() - started < 30
+    assert (outcome.status, outcome.cell) == ("failed", 7) and "still running" in outcome.error
+    child = int(re.search(r"child (\d+)", outcome.trace)[1])
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_run_that_is_stopped_stops_what_it_started(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from bookkit.stacks.attempt import *\n"
+        "from bookkit.__main__ import end_with_order\n"
+        "end_with_order(); here = Path(sys.argv[1])\n"
+        f"sleep = [sys.executable, '-c', {HANGS!r}, here / 'result']\n"
+        "run_notebook(sleep, 'x', here / 'result', os.environ, here, 600)"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=BOOK.root)
+    while not (tmp_path / "result").exists():
+        assert run.poll() is None
+        time.sleep(0.1)
+    started = psutil.Process(run.pid).children(recursive=True)
+    run.terminate()
+    assert run.wait(30) == 143 and len(started) >= 2
+    assert not [one for one in started if one.is_running() and one.status() != "zombie"]
+
+
+def test_a_process_that_dies_is_a_failure_and_its_last_words_are_shown(tmp_path):
+    code = "print('Check failed: threads'); import os; os._exit(134)"
+    outcome = outcome_of([sys.executable, "-c", code, "RESULT"], tmp_path)
+    assert not outcome.passed and "status 134" in outcome.error
+    assert "Check failed: threads" in outcome.says("floor")
+
+
+def test_a_process_that_writes_success_and_then_fails_has_not_passed(tmp_path):
+    code = "import sys; open(sys.argv[1], 'w').write('{\"status\": \"passed\"}'); sys.exit(3)"
+    assert not outcome_of([sys.executable, "-c", code, "RESULT"], tmp_path).passed
+
+
+# Interpreters and environments.
+
+
+def test_an_interpreter_is_tried_before_it_is_taken(tmp_path, monkeypatch):
+    (tmp_path / "python3.99").write_text("#!/bin/sh\nexit 127\n")  # a shim of pyenv
+    (tmp_path / "python3.99").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    with pytest.raises(Problem, match=r"Python 3.99 was not found.*uv python install 3.99"):
+        find_python("3.99")
+    usual = tmp_path / "pyenv" / "versions" / "3.99.1" / "bin"
+    usual.mkdir(parents=True)
+    (usual / "python").write_text(f"#!/bin/sh\necho 3.99 {usual}/python\n")
+    (usual / "python").chmod(0o755)
+    assert find_python("3.99") == f"{usual}/python"
+
+
+def test_an_environment_is_complete_or_made_again(tmp_path):
+    folder, calls = tmp_path / "stack", []
+
+    def broken(python):
+        raise Problem("no network")
+
+    for _ in range(2):
+        with pytest.raises(Problem, match="no network"):
+            make_environment(folder, lambda: sys.executable, "a", broken)
+    for key in ("a", "a", "b"):
+        make_environment(folder, lambda: sys.executable, key, calls.append)
+    assert calls == [folder / "environment" / "bin" / "python"] * 2
+
+
+def test_an_image_needs_docker(monkeypatch):
+    monkeypatch.setattr(colab.shutil, "which", lambda name: None)
+    with pytest.raises(Problem, match="needs docker"):
+        colab.main(["--image", "x"])
+
+
+def test_in_a_container_the_clone_is_read_only_and_fresh_each_time(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(colab, "run_notebook", lambda command, *rest: ran.append(command))
+    copy = Checkout(tmp_path, "abc", [])
+    colab.in_container(BOOK, copy, "notebooks/01-mesh.ipynb", "image", tmp_path)
+    line = " ".join(ran[0])
+    assert line.startswith("docker run --rm ") and f"--volume {tmp_path}:/book:ro" in line
+    assert f"GIT_CONFIG_VALUE_0={BOOK.repo}" in line and "url.file:///book.insteadOf" in line
+    assert "--entrypoint python3 image bookkit/src/bookkit run-notebook /book/notebooks/01-mesh.ipynb" in line
+    assert "--colab" in line
+
+
+def test_notebooks_are_those_of_all_languages_or_the_ones_named():
+    assert len(colab.notebooks_named(BOOK)) == len(BOOK.chapters) * len(BOOK.languages)
+    assert colab.notebooks_named(BOOK, ["notebooks/zh-TW/01-mesh.ipynb"]) == ["notebooks/zh-TW/01-mesh.ipynb"]
+    with pytest.raises(Problem, match="No notebook of this book: x.ipynb"):
+        colab.notebooks_named(BOOK, ["x.ipynb"])

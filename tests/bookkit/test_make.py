@@ -1,0 +1,138 @@
+"""The Makefile and what chooses a Python, with made-up Pythons in PATH."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from toy import ROOT
+
+FIND = ROOT / "bookkit" / "find_python.sh"
+
+
+def python(folder, name, version):
+    """A stand-in for Python: None is what pyenv's shim does for a version that is not there."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    if version is None:
+        script = f"echo 'pyenv: {name}: command not found' >&2\nexit 127"
+    else:
+        script = f'exec {sys.executable} -c "import sys; sys.version_info = {version}; sys.executable = \'{path}\'; exec(sys.argv[1])" "$2"'
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def find(*folders, argument=""):
+    path = ":".join([*map(str, folders), "/nowhere"])
+    return subprocess.run(
+        ["/bin/sh", FIND, argument], env={"PATH": path}, capture_output=True, text=True
+    )
+
+
+def test_3_12_is_preferred_and_shims_that_fail_are_passed_over(tmp_path):
+    shims, usual = tmp_path / "shims", tmp_path / "usual bin"
+    for name in ("python3.12", "python3.13", "python3.11", "python3"):
+        python(shims, name, None)
+    found = python(usual, "python3.11", (3, 11))
+    assert find(shims, usual).stdout == f"{found}\n"
+    found = python(usual, "python3.13", (3, 13))
+    assert find(shims, usual).stdout == f"{found}\n"
+    found = python(usual, "python3.12", (3, 12))
+    assert find(shims, usual).stdout == f"{found}\n"
+
+
+def test_plain_python3_is_taken_if_it_is_one_of_the_three(tmp_path):
+    found = python(tmp_path, "python3", (3, 12))
+    assert find(tmp_path).stdout == f"{found}\n"
+
+
+@pytest.mark.parametrize("version", [None, (3, 10), (3, 14)])
+def test_without_a_suitable_python_there_is_one_clear_sentence(tmp_path, version):
+    python(tmp_path, "python3", version)
+    done = find(tmp_path)
+    assert done.returncode != 0 and done.stdout == ""
+    assert "needs Python 3.11, 3.12 or 3.13" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_python_that_was_named_is_the_one_or_an_error(tmp_path):
+    good, bad = python(tmp_path, "good", (3, 11)), python(tmp_path, "bad", (3, 9))
+    assert find(tmp_path, argument=str(good)).stdout == f"{good}\n"
+    for wrong in (str(bad), str(tmp_path / "none")):
+        done = find(tmp_path, argument=wrong)
+        assert done.returncode != 0 and wrong in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+needs_make = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+
+
+def make(*arguments, folder=ROOT, **environment):
+    command = ["make", "--no-print-directory", *arguments]
+    environment = {**os.environ, **environment}
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        environment.pop(name, None)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+@needs_make
+def test_make_alone_says_what_each_target_does():
+    said = make().stdout
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"\.PHONY: ((?:.*\\\n)*.*)", text)[1].replace("\\\n", " ").split()
+    for target in phony:
+        assert re.search(rf"^make {target} +\w", said, re.M), target
+    assert set(re.findall(r"^([a-z-]+):", text, re.M)) == set(phony)
+
+
+@needs_make
+def test_make_without_a_suitable_python_builds_nothing(tmp_path):
+    python(tmp_path / "bin", "python3", (3, 9))
+    venv = tmp_path / "venv"
+    done = make("site", f"VENV={venv}", f"PYTHON={tmp_path / 'bin' / 'python3'}")
+    assert done.returncode != 0 and "is not a Python 3.11, 3.12 or 3.13" in done.stderr
+    assert not venv.exists()
+
+
+def a_clone(folder):
+    """What the Makefile needs before there is an environment."""
+    (folder / "bookkit").mkdir()
+    for name in ("Makefile", "requirements.txt", "pyproject.toml", "bookkit/pyproject.toml",
+                 "bookkit/find_python.sh"):
+        shutil.copy(ROOT / name, folder / name)
+
+
+@needs_make
+def test_an_interrupted_installation_does_not_look_ready(tmp_path):
+    """pip fails here; the environment is not marked, so that the next make starts again."""
+    a_clone(tmp_path)
+    with (tmp_path / "requirements.txt").open("a") as file:
+        file.write("./not-there\n")
+    environment = {"PIP_NO_INDEX": "1"}
+    for _ in range(2):
+        done = make("venv", "VENV=venv", f"PYTHON={sys.executable}", folder=tmp_path, **environment)
+        assert done.returncode != 0 and "installing requirements.txt" in done.stdout
+        assert (tmp_path / "venv" / "bin" / "pip").exists()
+        assert not (tmp_path / "venv" / ".requirements-installed").exists()
+
+
+@needs_make
+def test_a_package_that_says_something_else_of_itself_is_installed_again(tmp_path):
+    a_clone(tmp_path)
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "pip").write_text('#!/bin/sh\necho "pip $*"\n')
+    (venv / "bin" / "pip").chmod(0o755)
+    shutil.copyfile(tmp_path / "requirements.txt", venv / ".requirements-installed")
+    first, second = (make("venv", "VENV=venv", folder=tmp_path) for _ in range(2))
+    assert first.stdout == "pip install --quiet --no-deps -e . -e ./bookkit\n" and second.stdout == ""
+    with (tmp_path / "bookkit" / "pyproject.toml").open("a") as file:
+        file.write("# another dependency\n")
+    assert make("venv", "VENV=venv", folder=tmp_path).stdout == first.stdout
+    (venv / "bin" / "pip").write_text("#!/bin/sh\nexit 3\n")  # fails: not noted as installed
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write("# another version\n")
+    for _ in range(2):
+        assert make("venv", "VENV=venv", folder=tmp_path).returncode != 0

@@ -1,0 +1,180 @@
+"""What the book does on machines that are not ours: their CI, containers, scheduled checks."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+import yaml
+
+from bookkit.__main__ import VERBS
+from toy import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github").glob("*/*.yml"))
+
+
+# `pytest --nbmake notebooks/` says what failed, and on what.
+
+def notebook(path, *cells):
+    made = [nbformat.v4.new_markdown_cell("# A page"), *map(nbformat.v4.new_code_cell, cells)]
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=made), path)
+
+
+def nbmake(folder, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake", *arguments],
+        cwd=folder, env={**os.environ, **environment}, capture_output=True, encoding="utf-8")
+    return done.returncode, done.stdout.split("the chapters on this installation")[-1]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    notebook(tmp_path / "notebooks" / "01-good.ipynb", "x = 1")
+    shutil.copyfile(ROOT / "notebooks" / "conftest.py", tmp_path / "notebooks" / "conftest.py")
+    return tmp_path
+
+
+def test_a_failing_chapter_is_told_in_one_line_with_the_versions(folder):
+    notebook(folder / "notebooks" / "02-bad.ipynb", "x = 1", "y = 2\nassert x == y, 'not equal'")
+    notebook(folder / "notebooks" / "zh-TW" / "02-bad.ipynb", "assert False")
+    status, said = nbmake(folder, "notebooks/", GITHUB_ACTIONS="true")
+    assert status == 1
+    assert "FAILED 02-bad.ipynb, cell 3: AssertionError: not equal\n    assert x == y, 'not" in said
+    assert "1 of 2 notebooks passed" in said and "zh-TW" not in said
+    assert re.search(r"^Python 3\.\d+\.\d+ \(", said, re.M)
+    assert re.search(r"^jax \d.*, jaxlib \d.*, flax \d.*, numpy \d", said, re.M)
+    assert re.search(r"^8 cpu devices", said, re.M)
+    assert "::error title=chapter failed::02-bad.ipynb, cell 3: AssertionError" in said
+
+
+def test_a_broken_jax_is_named(folder):
+    notebook(folder / "notebooks" / "02-bad.ipynb", "import jax")
+    (folder / "broken" / "jax").mkdir(parents=True)
+    (folder / "broken" / "jax" / "__init__.py").write_text("raise ImportError('no libxla')\n")
+    status, said = nbmake(folder, "notebooks/", PYTHONPATH=str(folder / "broken"))
+    assert status == 1 and "02-bad.ipynb, cell 2: ImportError: no libxla\n    import jax" in said
+    assert "`import jax` and asking for devices failed: ImportError: no libxla" in said
+
+
+def test_another_language_runs_when_its_folder_is_named(folder):
+    notebook(folder / "notebooks" / "zh-TW" / "02-bad.ipynb", "1 / 0")
+    status, said = nbmake(folder, "notebooks/zh-TW")
+    assert status == 1 and "FAILED zh-TW/02-bad.ipynb, cell 2: ZeroDivisionError" in said
+    status, said = nbmake(folder, "notebooks/")
+    assert status == 0 and "1 of 1 notebooks passed" in said
+
+
+# One issue for each scheduled check.
+
+GH = """#!/bin/sh
+echo "gh $*" >> "$LOG"
+case "$2" in list) [ -z "$OPEN" ] || echo "$OPEN" ;; create | edit) cat "$(echo "$*" | sed 's/.*--body-file //')" >> "$LOG" ;; esac
+"""
+
+
+@pytest.fixture
+def issue(tmp_path):
+    (tmp_path / "gh").write_text(GH)
+    (tmp_path / "gh").chmod(0o755)
+    (tmp_path / "report.txt").write_text("book/run.md:9: https://example.org\n    broken: 404\n")
+
+    def run(outcome, number):
+        (tmp_path / "log").write_text("")
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OPEN": number,
+                       "LOG": str(tmp_path / "log")}
+        command = [ROOT / ".ci" / "issue", outcome, "Some links", tmp_path / "report.txt"]
+        subprocess.run(command, env=environment, check=True)
+        return (tmp_path / "log").read_text()
+
+    return run
+
+
+def test_a_first_failure_opens_an_issue_with_the_report(issue):
+    log = issue("failure", "")
+    assert "gh issue create --title Some links" in log and "broken: 404" in log
+
+
+def test_a_second_failure_rewrites_the_open_issue(issue):
+    log = issue("failure", "17")
+    assert "gh issue edit 17" in log and "broken: 404" in log and "create" not in log
+
+
+def test_a_pass_closes_the_open_issue_and_otherwise_does_nothing(issue):
+    assert "gh issue close 17" in issue("success", "17")
+    assert len(issue("success", "").splitlines()) == 1  # it only looked
+
+
+# Settings that other programs read.
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_pin_every_action_by_commit_and_ask_for_little(path):
+    flow = yaml.safe_load(path.read_text("utf-8"))
+    assert flow["permissions"] == {"contents": "read"}  # a job may ask for more, by name
+    for name, job in flow["jobs"].items():
+        assert job["timeout-minutes"] > 0, name
+    uses = re.findall(r"uses: (\S+)(.*)", path.read_text("utf-8"))
+    for action, comment in uses:
+        assert re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+@[0-9a-f]{40}", action), action
+        assert re.match(r" # v\d+\.\d+\.\d+(?:\s|$)", comment), f"{action}: say which release it is"
+
+
+def test_each_action_has_one_version_everywhere():
+    pins = {}
+    for path in WORKFLOWS:
+        for action, commit in re.findall(r"uses: ([\w./-]+)@(\w+)", path.read_text("utf-8")):
+            pins.setdefault(action, {})[commit] = path.name
+    assert {action: names for action, names in pins.items() if len(names) > 1} == {}
+
+
+def test_what_workflows_call_is_there():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    for path in WORKFLOWS:
+        if path.parent.name == "examples":
+            continue
+        text = path.read_text("utf-8")
+        for target in re.findall(r"run: make (?:--[a-z-]+ )*([a-z-]+)", text):
+            assert target in targets, f"{path.name}: make {target}"
+        for script in re.findall(r"(?<![\w/.-])(?:\.ci|bookkit|tests)/[\w./-]+", text):
+            assert (ROOT / script).exists(), f"{path.name}: {script}"
+
+
+def test_containers_and_binder_use_the_pinned_python():
+    python = (ROOT / ".python-version").read_text().strip()
+    assert (ROOT / "runtime.txt").read_text().strip() == f"python-{python}"
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text("utf-8"))
+    assert container["image"].endswith(f":{python}")
+    for command in re.findall(r"make ([a-z-]+)", json.dumps(container)):
+        assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text("utf-8"), re.M), command
+    assert (ROOT / "requirements.txt").read_text().splitlines()[-2:] == [".", "./bookkit"]  # Binder, too
+
+
+def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
+    """mypy checks calls; an import at the top of a module would fail before any message."""
+    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("bookkit/src/**/*.py")]:
+        found = re.findall(r"^(?:import|from) (?:fcntl|resource|pwd|grp|pty|termios)\b",
+                           path.read_text("utf-8"), re.M)
+        assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_each_make_target_has_its_plain_commands_on_the_run_page():
+    """For Windows, and for machines without make."""
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    told = re.findall(r"^\| `make ([a-z-]+)` \| (.*?) \| (.*?) \|$",
+                      (ROOT / "book" / "run.md").read_text("utf-8"), re.M)
+    assert {name for name, _, _ in told} == targets - {"help"}
+    for name, commands, where in told:
+        assert where in ("everywhere", "Linux", "Linux, macOS"), name
+        for verb in re.findall(r"python -m bookkit ([\w-]+)", commands):
+            assert verb in VERBS, verb
+
+
+def test_the_page_shows_the_workflow_that_is_checked():
+    page = (ROOT / "book" / "your-ci.md").read_text("utf-8")
+    [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)
+    assert (ROOT / "book" / shown).resolve() in WORKFLOWS

@@ -1,0 +1,139 @@
+"""`make publish-as` and `make release-ref`, on a copy of the whole book."""
+
+import shutil
+
+import pytest
+
+from bookkit.model.book import Book, Problem
+from bookkit.site import address
+from toy import ROOT
+
+BOOK = Book()
+SITE, REPO = "https://someone.github.io/their-book/", "https://github.com/someone/their-book"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for path in address.text_files(ROOT):
+        target = tmp_path / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    address.sync.main([], tmp_path)  # that notebooks are up to date is another test
+    return tmp_path
+
+
+def contents(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def occurrences(root, text):
+    return {
+        str(path.relative_to(root))
+        for path, held in contents(root).items()
+        if text.encode() in held
+    }
+
+
+def test_all_places_agree():
+    address.main(["--check"])
+
+
+def test_a_copy_has_the_new_address_everywhere(copy):
+    slug = address.slug(BOOK.repo)
+    places = occurrences(copy, slug)
+    for place in (
+        "_config.yml",
+        "book/01-mesh.md",
+        "book/cells/setup.py",
+        "notebooks/01-mesh.ipynb",
+        "notebooks/zh-TW/01-mesh.ipynb",
+        "CITATION.cff",
+    ):
+        assert place in places
+    address.main(["--site", SITE.rstrip("/"), "--repo", REPO + ".git"], copy)
+    assert not occurrences(copy, slug) and not occurrences(copy, BOOK.site.rstrip("/"))
+    assert occurrences(copy, "someone/their-book") >= places
+    new = Book(copy)
+    assert (new.site, new.repo) == (SITE, REPO)
+    colab = "https://colab.research.google.com/github/someone/their-book/blob/main/notebooks/"
+    assert colab + "01-mesh.ipynb" in (copy / "book" / "01-mesh.md").read_text()
+    assert colab + "zh-TW/01-mesh.ipynb" in (copy / "notebooks/zh-TW/01-mesh.ipynb").read_text()
+    address.main(["--check"], copy)
+    address.sync.main(["--check"], copy)
+
+
+def test_there_and_back_gives_the_same_bytes(copy):
+    before = contents(copy)
+    site, repo = "https://" + "far.example.org/away/", "https://github.com/far" + "/away-book"
+    assert not occurrences(copy, site) and not occurrences(copy, repo)  # not even here
+    address.main(["--site", site, "--repo", repo], copy)
+    assert contents(copy) != before
+    address.main(["--site", BOOK.site, "--repo", BOOK.repo], copy)
+    assert contents(copy) == before
+
+
+def test_an_address_that_contains_the_old_one(copy):
+    address.main(["--site", BOOK.site.rstrip("/") + "-2", "--repo", BOOK.repo + "-2"], copy)
+    assert not occurrences(copy, address.slug(BOOK.repo) + "-2-2")
+    assert Book(copy).repo == BOOK.repo + "-2"
+
+
+def test_on_github_pages_the_repository_follows_from_the_site(copy):
+    address.main(["--site", SITE], copy)
+    assert Book(copy).repo == REPO
+    assert (
+        address.sound_repo("", "https://me.github.io/") == "https://github.com/me/me.github.io"
+    )
+
+
+def test_a_release_is_named_everywhere(copy):
+    address.main(["--ref", "v1.0"], copy)
+    assert Book(copy).ref == "v1.0"
+    assert "@v1.0" in (copy / "book/cells/setup.py").read_text()
+    assert "/blob/v1.0/notebooks/01-mesh.ipynb" in (copy / "book/01-mesh.md").read_text()
+    assert "/blob/v1.0/notebooks/zh-TW/" in (copy / "notebooks/zh-TW/01-mesh.ipynb").read_text()
+    assert "branch: main" in (copy / "_config.yml").read_text()  # where edits go
+    address.main(["--ref", "main"], copy)
+    address.main(["--check"], copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "Say where: make publish-as URL="),
+        (["--site", ""], "Say where"),
+        (["--site", "someone.github.io/book"], "is no address"),
+        (["--site", "ftp://someone.github.io/book"], "is no address"),
+        (["--site", "https://localhost/"], "is no address"),
+        (["--site", "https://a.github.io/x?y=1"], "plain folder"),
+        (["--site", "https://a.github.io/x y/"], "plain folder"),
+        (["--site", "https://books.example.org/"], "Add REPO="),
+        (["--site", SITE, "--repo", "https://gitlab.com/a/b"], "no repository that Colab can open"),
+        (["--site", SITE, "--repo", "https://github.com/a"], "no repository that Colab can open"),
+        (["--ref", "feature/x"], "no branch or tag"),
+        (["--ref", "v1..2"], "no branch or tag"),
+    ],
+)
+def test_a_bad_address_is_refused_and_nothing_is_written(copy, arguments, complaint):
+    before = contents(copy)
+    with pytest.raises(Problem, match=complaint):
+        address.main(arguments, copy)
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (BOOK.colab_url("book/01-mesh").replace("/main/", "/old/"), "colab.*/blob/main/"),
+        (BOOK.colab_url("book/01-mesh").replace("one-program", "other"), "does not begin with"),
+        ("https://other.github.io/x/book/01-mesh.html", "does not begin with"),
+        ("https://other.github.io/x/_static/colab-badge.svg", "does not begin with"),
+        (f"meshscope @ git+{BOOK.repo}@v0", "does not begin with meshscope @ git"),
+    ],
+)
+def test_a_place_that_disagrees_is_named(copy, wrong, complaint):
+    page = copy / "book" / "run.md"
+    page.write_text(page.read_text() + f"\n{wrong}\n")
+    last = len(page.read_text().splitlines())
+    with pytest.raises(Problem, match=rf"book/run\.md:{last}: (.|\n)*{complaint}"):
+        address.main(["--check"], copy)

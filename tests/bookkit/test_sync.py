@@ -1,0 +1,97 @@
+"""Notebooks and shared cells are made from book/, the same bytes each time."""
+
+import shutil
+
+import nbformat
+import pytest
+
+from bookkit.model.book import Book, Problem
+from bookkit.words import sync
+from toy import FRONT, ROOT
+
+HEAD = FRONT + "\n# A claim\n"
+CELL = """
+```{code-cell} ipython3
+:tags: [setup, hide-cell]
+:cellView: form
+
+old = 1
+```
+
+```{code-cell} ipython3
+---
+tags: [shared-model]
+---
+old = 2
+```
+
+```{code-cell} ipython3
+own = 3
+```
+"""
+
+
+@pytest.fixture
+def book(tmp_path):
+    shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
+    (tmp_path / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/00-intro\nchapters: [file: book/01-toy]\n"
+    )
+    (tmp_path / "book" / "cells").mkdir(parents=True)
+    (tmp_path / "book" / "00-intro.md").write_text("# Intro\n")
+    (tmp_path / "book" / "01-toy.md").write_text(HEAD + CELL)
+    (tmp_path / "book" / "cells" / "setup.py").write_text("# @title Setup\nnew = 1\n")
+    (tmp_path / "book" / "cells" / "model.py").write_text('new = "2"\n\n\nmore = 3\n')
+    return Book(tmp_path)
+
+
+def test_shared_cells_hold_the_bytes_of_their_files(book):
+    sync.main([], book.root)
+    notebook = nbformat.read(book.notebook("book/01-toy"), 4)
+    setup, model, own = notebook.cells[1:]
+    assert setup.source == "# @title Setup\nnew = 1" and setup.metadata.cellView == "form"
+    assert model.source == 'new = "2"\n\n\nmore = 3' and model.metadata.tags == ["shared-model"]
+    assert own.source == "own = 3"
+
+
+def test_a_second_run_changes_nothing(book):
+    sync.main([], book.root)
+    before = {path: path.read_bytes() for path in book.root.rglob("*") if path.is_file()}
+    sync.main([], book.root)
+    sync.main(["--check"], book.root)
+    assert before == {path: path.read_bytes() for path in book.root.rglob("*") if path.is_file()}
+
+
+def test_check_names_what_is_out_of_date_and_writes_nothing(book):
+    sync.main([], book.root)
+    book.source("book/01-toy").write_text((HEAD + CELL).replace("own = 3", "own = 4"))
+    (book.root / "notebooks" / "00-gone.ipynb").write_text("{}")
+    with pytest.raises(
+        Problem, match=r"book/01-toy\.md.*notebooks/01-toy\.ipynb.*zh-TW.*00-gone.*make sync"
+    ):
+        sync.main(["--check"], book.root)
+    assert "own = 3" in book.notebook("book/01-toy").read_text()
+    sync.main([], book.root)
+    assert "own = 4" in book.notebook("book/01-toy").read_text()
+    assert not (book.root / "notebooks" / "00-gone.ipynb").exists()
+
+
+def test_an_unknown_shared_cell_is_named(book):
+    (book.root / "book" / "cells" / "model.py").unlink()
+    with pytest.raises(Problem, match=r"book/01-toy\.md.*no book/cells/model\.py"):
+        sync.main([], book.root)
+
+
+def test_notebooks_have_no_outputs_and_steady_ids():
+    one, two = (sync.as_notebook(HEAD + CELL + CELL) for _ in range(2))
+    assert [cell.id for cell in one.cells] == [cell.id for cell in two.cells]
+    assert len({cell.id for cell in one.cells}) == len(one.cells)
+    nbformat.validate(one)
+    assert all(not cell.outputs for cell in one.cells if cell.cell_type == "code")
+
+
+def test_the_book_is_in_sync():
+    try:
+        sync.main(["--check"])
+    except Problem as problem:
+        pytest.fail(str(problem), pytrace=False)

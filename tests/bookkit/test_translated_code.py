@@ -1,0 +1,235 @@
+"""Comments and drawings in other languages: the code is the same, and every sentence is found."""
+import ast
+import html
+import re
+
+import pytest
+
+from bookkit.model.book import Book
+from bookkit.model.chapter import parse
+from bookkit.words import catalogues
+from bookkit.words.catalogues import has_words
+from bookkit.words.comments import comments, with_comments
+from bookkit.words.drawn import (
+    ELEMENT,
+    LABEL,
+    MESHSCOPE,
+    PICTURE,
+    PLACE,
+    Translator,
+    drawn_messages,
+    signatures,
+)
+from bookkit.words.messages import code_messages, shared_cells
+from executed import executed, outputs
+from rules import tree
+from toy import ROOT
+
+BOOK = Book()
+NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
+MESSAGES = code_messages(BOOK)
+
+
+def cells(name):
+    return parse(name, BOOK.source(f"book/{name}").read_text("utf-8")).code
+
+
+def texts(name):
+    return [message.text for part in catalogues.names_for_code(name) for message in MESSAGES[part]]
+
+
+class Marked(dict):
+    """A language in which every message is ⟦message⟧."""
+
+    def get(self, text, default=None):
+        return f"⟦{text}⟧"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_translated_cell_has_the_same_syntax_tree(name):
+    languages = [catalogues.for_code(BOOK, one, f"book/{name}") for one in BOOK.languages[1:]]
+    for messages in [Marked(), *languages]:
+        for cell in cells(name):
+            assert tree(with_comments(cell.source, messages)) == tree(cell.source), cell.where
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_comment_has_a_message(name):
+    known = set(texts(name))
+    for cell in cells(name):
+        for comment in comments(cell.source):
+            assert comment.text in known, f"{cell.where}: {comment.text}"
+
+
+def test_comments_at_line_ends_in_runs_in_strings_and_of_forms():
+    code = '''\
+# @title Setup: versions
+# one line
+# and another
+x = "# no comment"  # at the end
+url = f"{x}#anchor"  # it's here
+def f():
+    """Docstrings are code. # as this"""
+    # indented
+    #   more
+    return """
+# inside a string
+"""  # type: ignore
+y = 1  # noqa: E501
+#
+'''
+    assert [comment.text for comment in comments(code)] == [
+        "Setup: versions", "one line\nand another", "at the end", "it's here", "indented\n  more",
+    ]
+    messages = {
+        "Setup: versions": "設定：版本",
+        "one line\nand another": "一行\n兩行\n三行",
+        "at the end": "在\n行末",
+        "indented\n  more": "縮排",
+    }
+    made = with_comments(code, messages)
+    assert made == (
+        code.replace("Setup: versions", "設定：版本")
+        .replace("# one line\n# and another", "# 一行\n# 兩行\n# 三行")
+        .replace("at the end", "在 行末")
+        .replace("# indented\n    #   more", "# 縮排")
+    )
+    assert tree(made) == tree(code)
+
+
+def test_a_cell_that_is_no_python_stays():
+    code = "x = (1,  # open\n"
+    assert with_comments(code, Marked()) == code
+
+
+def test_a_shared_comment_is_one_message():
+    everywhere = [message.text for messages in MESSAGES.values() for message in messages]
+    assert len(everywhere) == len(set(everywhere))
+    for code in shared_cells(BOOK).values():
+        for comment in comments(code):
+            assert comment.text in {message.text for message in MESSAGES["code/shared"]}
+
+
+# Drawings.
+
+
+# Drawn text that stays: it is made of the program's own names, which the code beside it also uses.
+LABELS = {
+    "04-train": ["FSDP", "FSDP x tensor", "data parallel", "one device", "tensor parallel", "all-gather",
+                 "all-reduce", "over data", "over model", "activations", "weights", "gradients",
+                 "optimizer", "saved", "rest", "counted", "derived", "compiled"],
+    "06-logical-axes": ["FSDP", "FSDP x tensor", "FSDP, no pins", "data parallel", "one device",
+                        "tensor parallel", "all-gather", "all-reduce", "held", "over data",
+                        "over model", "temporaries"],
+    "08-distributed-arrays": ["both", "one axis", "other order", "swapped"],
+    "09-fsdp": ["all gather", "all_gather", "all_gather to reduced", "pcast to reduced",
+                "reduced vary cast p",  # the name inside jax 0.10
+                "pcast to unreduced", "pcast to varying", "preduced", "psum", "psum_scatter",
+                "pvary", "reduce scatter", "reduced vary cast", "unreduced psum",
+                "unreduced reduce scatter"],
+}
+ROWS = re.compile(r"\d+ rows|(gather|matmul|scatter) .+ to .+")  # counted, and operations by shape
+
+
+def drawn(markup):
+    """Every text of a drawing or of a table of meshscope that has words."""
+    for picture in PICTURE.findall(markup):
+        for label in LABEL.findall(picture):
+            yield html.unescape(label[1])
+        for element in ELEMENT.findall(picture):
+            yield html.unescape(re.sub(r"<[^<>]+>", "", element[2]))
+
+
+def only_names(text):
+    """An array, a spec or a division: float32[8,16] P('data'), 16 ÷ model(4) = 4, kB."""
+    text = re.sub(r"\w+\[[\d,]*\]|P\(.*\)|\w+\(\d+\)|\b(kB|MB|GB|dtype|Mesh|Auto|Explicit|spec)\b",
+                  "", text)
+    return not has_words(text.replace("cpu devices", ""))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drawn_sentence_is_reached_by_a_template(name):
+    translator = Translator(texts(name), {})
+    missed = set()
+    for _, output in outputs(executed(name)):
+        for mime, markup in output.get("data", {}).items():
+            for text in drawn(markup) if mime in ("text/html", "image/svg+xml") else ():
+                known = text in LABELS.get(name, ()) or ROWS.fullmatch(text) or only_names(text)
+                if not known and translator.find(text.strip()) is None:
+                    missed.add(text)
+    assert not missed, f"{name}: no message in bookkit/words/drawn.py or the chapter's code for {missed}"
+
+
+def test_sentences_of_meshscope_are_those_of_its_source():
+    source = "".join(
+        path.read_text("utf-8") for path in sorted((ROOT / "src" / "meshscope").glob("*.py"))
+    )
+    strings = {
+        node.value
+        for node in ast.walk(ast.parse(re.sub(r"^from __future__.*", "", source, flags=re.M)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    for template in MESHSCOPE:
+        for part in PLACE.split(template)[::2]:
+            for word in re.findall(r"[a-z]{2,}", part.lower()):
+                assert any(word in string.lower() for string in strings), (template, word)
+
+
+def test_a_drawing_is_translated_and_keeps_names_and_numbers():
+    texts = [*MESHSCOPE, "pixels of a batch"]
+    translator = Translator(texts, {
+        "{title}, {array}: {parts}": "{title}，{array}：{parts}",
+        "{part}; {parts}": "{part}；{parts}",
+        "dimension {dim} of size {size} whole": "第 {dim} 維大小 {size}，不切",
+        "dimension {dim} of size {size} split over {axes} into {parts} of {each}":
+            "第 {dim} 維大小 {size}，沿 {axes} 切成 {parts} 份，每份 {each}",
+        "{axis} then {axes}": "{axis} 再 {axes}",
+        "copied over {axes}": "沿 {axes} 複製",
+        "each device: {shape}": "每個裝置：{shape}",
+        "pixels of a batch": "一個批次的像素",
+        "{what}. {program}; another backend may choose differently": "{what}。{program}；其他後端可能不同",
+        "{count} collectives": "{count} 個集體通訊",
+    })  # fmt: skip
+    says = (
+        "pixels of a batch, float32[8,16] P((&#x27;a&#x27;, &#x27;b&#x27;), None): dimension 0 of size 8 split "
+        "over a then b into 4 of 2; dimension 1 of size 16 whole; copied over c(2); each device: 2×16"
+    )
+    svg = (
+        f'<svg role="img" aria-label="{says}"><text x="1">pixels of a batch</text>'
+        '<text>copied over <tspan fill="red">c</tspan>(2)</text><text>each device: 2×16</text></svg>'
+    )
+    assert translator.output(f"<p>each device: 1</p>{svg}") == (
+        '<p>each device: 1</p><svg role="img" aria-label="一個批次的像素，float32[8,16] '
+        "P((&#x27;a&#x27;, &#x27;b&#x27;), None)：第 0 維大小 8，沿 a 再 b 切成 4 份，每份 2；"
+        '第 1 維大小 16，不切；沿 c(2) 複製；每個裝置：2×16"><text x="1">一個批次的像素</text>'
+        '<text>沿 <tspan fill="red">c</tspan>(2) 複製</text><text>每個裝置：2×16</text></svg>'
+    )
+    table = '<table class="meshscope"><caption>3 collectives. CPU program (jax 0.12); another backend may choose differently</caption></table>'
+    assert "<caption>3 個集體通訊。CPU program (jax 0.12)；其他後端可能不同</caption>" in translator.output(table)
+
+
+def test_a_table_of_a_chapter_says_its_heads_and_what_is_bold_in_the_language():
+    translator = Translator(["who", "nobody"], {"who": "誰", "nobody": "沒有人"})
+    table = '<table><th scope="col">who</th><td>{}</td><td><b>nobody</b></td></table>'
+    done = '<table><th scope="col">誰</th><td>{}</td><td><b>沒有人</b></td></table>'
+    assert translator.output(table.format("who")) == done.format("who")
+    assert translator.output("<b>nobody</b>") == "<b>nobody</b>"  # not in a table
+
+
+def test_a_translation_that_lost_a_place_is_not_used():
+    translator = Translator(["each device: {shape}"], {"each device: {shape}": "每個裝置"})
+    assert translator.sentence("each device: 2×16") == "each device: 2×16"
+
+
+def test_what_a_chapter_draws_is_found_in_its_code():
+    code = '''
+def bars(rows, says): return f'<svg aria-label="{says}"><text>loss</text><title>Top</title></svg>'
+bars(x, f"Bytes of {mesh.size} and {len(x)} devices")
+ms.show(x, "pixels")
+ms.show(x, title="by name" if y else "12")
+HTML(f'<table><tr><th scope="col">who</th></tr><tr><td>all-gather</td><td><b>nobody</b></td></tr>')
+print("not drawn")
+'''
+    found = drawn_messages(code, signatures([code]))
+    assert list(found) == ["loss", "Top", "Bytes of {size} and {1} devices", "pixels", "by name",
+                           "who", "nobody"]  # fmt: skip

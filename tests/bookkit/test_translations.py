@@ -1,0 +1,293 @@
+"""Translations keep what their English says; and each check sees what it is there for.
+
+Real catalogues are copied, one message is broken in one way, and the check must name it.
+"""
+import re
+import shutil
+
+import pytest
+
+from bookkit.model.book import Book, Problem
+from bookkit.words import catalogues, po
+from bookkit.words import report as translations
+from bookkit.words.catalogues import Catalogue
+from bookkit.words.checks import (
+    House,
+    Term,
+    as_signs,
+    english_numbers,
+    read_house,
+    translated_numbers,
+    unlike_english,
+    without_english,
+)
+from bookkit.words.report import (
+    BROKEN,
+    check_catalogue,
+    check_files,
+    check_language,
+    is_markdown,
+    line_of,
+)
+from toy import ROOT
+
+BOOK = Book()
+LANGUAGES = BOOK.languages[1:]
+HOUSE = read_house(ROOT / "locale" / "zh_TW" / "terms.toml")
+MSGFMT = shutil.which("msgfmt")
+
+
+# The catalogues as they are.
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
+def test_no_translation_lost_anything_and_words_are_the_books_own(language):
+    found = check_language(BOOK, language)
+    assert not found, "\n".join(["", *map(str, found)])
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
+def test_gettext_accepts_every_catalogue(language):  # with msgfmt -c too, where it is installed
+    found = list(check_files(BOOK, language, MSGFMT))
+    assert not found, "\n".join(["", *found])
+
+
+# A copy of them, broken on purpose.
+
+
+def a_copy(root):
+    for name in ("_config.yml", "_toc.yml"):
+        shutil.copyfile(ROOT / name, root / name)
+    shutil.copytree(ROOT / "locale", root / "locale", ignore=shutil.ignore_patterns("*.mo"))
+    return Book(root)
+
+
+@pytest.fixture
+def book(tmp_path):
+    return a_copy(tmp_path)
+
+
+def change(book, old, new, kind="text", english=""):
+    """Replace a pattern in the first finished message that has it; its catalogue and the new text."""
+    for path in sorted(catalogues.catalogue_folder(book, LANGUAGES[0]).rglob("*.po")):
+        name = path.relative_to(catalogues.catalogue_folder(book, LANGUAGES[0])).with_suffix("").as_posix()
+        if (kind == "text") != is_markdown(name):
+            continue
+        catalogue = catalogues.read_catalogue(path)
+        for entry in catalogue:
+            good = not entry.obsolete and entry.msgstr and not entry.fuzzy
+            if good and re.search(old, entry.msgstr) and re.search(english, entry.msgid):
+                entry.msgstr = re.sub(old, new, entry.msgstr, count=1)
+                catalogue.save(str(path))
+                return name, entry.msgstr
+    raise AssertionError(f"no message of {kind} has {old}")
+
+
+CODE_SPAN = r"(?<!`)`[^`]+`(?!`)"
+BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which English)
+    "a link dropped": (r"\[([^\]]+)\]\(http[^)]+\)", r"\1", "text", "link", "lacks http", ""),
+    "a link's address": (r"\]\(https?://", "](https://x.", "text", "link", "lacks http", ""),
+    "a number changed": (r"\b2026\b", "2025", "text", "number", "2026", "2026"),
+    "a small number": (r"(?<= )8(?= 個裝置)", "7", "text", "number", "7 is not in", "eight devices"),
+    "a word's number": (r"(?<= )8(?= 個裝置)", "幾", "text", "number", "says 8 in words", "^[^8]*eight devices[^8]*$"),
+    "a code span changed": (CODE_SPAN, "`other`", "text", "code", "has other", ""),
+    "a code span lost": (CODE_SPAN, "它", "text", "code", "lacks", ""),
+    "a formula changed": (r"\$n\$", "$m$", "text", "formula", "lacks n", ""),
+    "a formula lost": (r"\$[^$]+\$", "它", "text", "formula", "lacks", ""),
+    "a formula of its own": (r"(?<=^\n)", "x = ", "text", "formula", "copy the English", ""),
+    "a placeholder renamed": (r"\{axes\}", "{軸}", "code", "placeholder", "lacks {axes}", ""),
+    "a placeholder lost": (r"\{\w+\}", "某", "code", "placeholder", "lacks {", ""),
+    "emphasis lost": (r"\*\*([^*]+)\*\*", r"\1", "text", "emphasis", "renders 0 times", ""),
+    "emphasis that does not render": (r"\*\*([^*。：？！`]+)\*\*(?=[\u4e00-\u9fff])", r"**\1。**", "text", "emphasis", "put 。 outside", ""),
+    "a tag": (r"(?<=[\u4e00-\u9fff])，", "<b>，", "text", "HTML", "has <b>", ""),
+    "a heading made": (r"^(?=[\u4e00-\u9fff])", "# ", "text", "Markdown", "heading_open", ""),
+    "a list made": (r"^(?=[\u4e00-\u9fff])", "1. ", "text", "Markdown", "ordered_list_open", ""),
+    "a mainland word": ("裝置", "設備", "text", "term", "device is 裝置", ""),
+    "via": ("透過", "通過", "text", "term", "via is 透過", ""),
+    "a simplified sign": ("[個]", "个", "text", "term", "个 is no sign", ""),
+    "a simplified sign that Big5 has": ("與", "与", "text", "term", "与 is no sign", ""),
+    "a mainland word in a comment": ("裝置", "設備", "code", "term", "device is 裝置", ""),
+    "no space at code": (rf"(?<=[\u4e00-\u9fff]) (?={CODE_SPAN})", "", "text", "punctuation", "put a space between", ""),
+    "no space at digits": (r"(?<=[\u4e00-\u9fff]) (?=\d)", "", "text", "punctuation", "put a space between", ""),
+    "no space at a link": (r"(?<=[\u4e00-\u9fff]) (?=\[第 1 章\])", "", "text", "punctuation", "around the link", ""),
+    "a space in Chinese": (r"(?<=裝)(?=置)", " ", "text", "punctuation", "no space between Chinese", ""),
+    "a space after a comma": ("，", "， ", "text", "punctuation", "no space beside", ""),
+    "a half-width comma": ("，(?=[\u4e00-\u9fff])", ",", "text", "punctuation", "write ，；：！？", ""),
+    "a half-width full stop": ("(?<=[\u4e00-\u9fff])。$", ".", "text", "punctuation", "write 。", ""),
+    "half-width parentheses": (r"（([^（）]*)）", r"(\1)", "text", "punctuation", "write （）", ""),
+    "one parenthesis": ("）", "", "text", "punctuation", "（） do not come in pairs", ""),
+    "other quotes": (r"「([^「」]*)」", r"“\1”", "text", "punctuation", "quote with 「」", ""),
+    "a space before %": (r"(?<=\d)%", " %", "text", "punctuation", "without a space", ""),
+    "no space before a unit": (r"(?<=\d) (?=GB)", "", "text", "punctuation", "before the unit", ""),
+    "half an ellipsis": ("，", "…", "text", "punctuation", "ellipsis", ""),
+    "half a dash": ("，", "—", "text", "punctuation", "dash", ""),
+    "a heading with a full stop": (r"(?<=[\u4e00-\u9fff])$", "。", "text", "punctuation", "no full stop", r"[a-z]$"),
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_breaking_a_message_is_seen(book, how):
+    old, new, kind, check, says, english = BREAKS[how]
+    name, text = change(book, old, new, kind, english)
+    path = catalogues.catalogue_folder(book, LANGUAGES[0]) / f"{name}.po"
+    found = list(check_catalogue(book.root, path, name, HOUSE))
+    hits = [one for one in found if (one.finding.check, one.translated) == (check, text) and says in one.finding.what]
+    assert hits, (text, "\n".join(map(str, found)))
+    assert re.match(rf"locale/zh_TW/LC_MESSAGES/{name}\.po:\d+: {check}: ", str(hits[0]))
+
+
+def test_english_beside_a_term_is_asked_for():
+    terms = (Term("網格", "mesh", (), "", True), Term("軸", "axis", (), "", False))
+    with_it, without = ["網格（mesh）有名字。", "網格。", "網格。"], ["一個網格。", "網格。", "網格。"]
+    assert not list(without_english(terms, with_it, with_it))
+    assert not list(without_english(terms, without, ["網格軸（mesh axis）", *without]))
+    assert not list(without_english(terms, without[:2], without[:2]))
+    [(finding, first)] = without_english(terms, ["字。", *without], without)
+    assert first == 1 and "write 網格（mesh）" in finding.what
+
+
+def test_an_exception_that_no_longer_applies_fails(book):
+    terms = book.root / "locale" / "zh_TW" / "terms.toml"
+    with terms.open("a", encoding="utf-8") as file:
+        file.write('\n[[exception]]\npage = "book/01-mesh"\ncheck = "term"\ntext = "設備"\nreason = "?"\n')
+    [found] = check_language(book, LANGUAGES[0])
+    assert "nothing is excepted any more" in str(found) and "設備" in str(found)
+    name, _ = change(book, "裝置", "設備")
+    terms.write_text(terms.read_text("utf-8").replace("book/01-mesh\"\ncheck = \"term\"\ntext = \"設備\"", f"{name}\"\ncheck = \"term\"\ntext = \"設備\""))
+    assert not check_language(book, LANGUAGES[0])
+
+
+@pytest.mark.parametrize("bad", ["= 1", '[[exception]]\npage = "x"\ncheck = "term"\ntext = "y"\n'])
+def test_terms_that_cannot_be_read_say_so(book, bad):
+    (book.root / "locale" / "zh_TW" / "terms.toml").write_text(bad)
+    with pytest.raises(Problem, match="terms.toml"):
+        check_language(book, LANGUAGES[0])
+
+
+@pytest.mark.parametrize("break_file, says", [
+    (lambda text: text + "\nno line of a catalogue\n", "cannot be read"),
+    (lambda text: text + '\nmsgid "x"\nmsgstr "一"\n\nmsgid "x"\nmsgstr "二"\n', "cannot be read"),
+    (lambda text: text.replace('"Language-Team: none\\n"\n', ""), "lacks Language-Team"),
+])  # fmt: skip
+def test_a_catalogue_that_is_broken_is_named(book, break_file, says):
+    path = catalogues.catalogue_folder(book, LANGUAGES[0]) / "book" / "01-mesh.po"
+    path.write_text(break_file(path.read_text("utf-8")), "utf-8")
+    [found] = check_files(book, LANGUAGES[0], None)
+    assert found.startswith("locale/zh_TW/LC_MESSAGES/book/01-mesh.po: ") and says in found
+
+
+def test_what_msgfmt_says_is_passed_on(book, tmp_path):
+    refuses = tmp_path / "msgfmt"
+    refuses.write_text("#!/bin/sh\necho 'bad entry' >&2\nexit 1\n")
+    refuses.chmod(0o755)
+    found = list(check_files(book, LANGUAGES[0], str(refuses)))
+    assert len(found) == len(list(catalogues.catalogue_folder(book, LANGUAGES[0]).rglob("*.po")))
+    assert "msgfmt -c says:\nbad entry" in found[0]
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("english, translated", [
+    ("eight devices", "8 個裝置"), ("eight devices", "八個裝置"), ("four billion", "四十億"), ("4 billion", "40 億"),
+    ("twice", "2 倍"), ("an eighth", "八分之一"), ("an eighth", "1/8"), ("half of 16", "16 的一半"), ("twenty-five", "25"),
+    ("a hundred and twenty-eight", "128"), ("12,345 bytes", "12345 位元組"), ("8,16", "8、16"), ("in 0.12.1", "0.12.1 版"),
+    ("November 2026", "2026 年 11 月"), ("ten thousand", "一萬"), ("two rows, four columns", "兩列、4 行"), ("sixes", "6"),
+    ("3 thousand", "3 千"), ("one trillion parameters", "one trillion parameters"),
+])
+def test_the_same_number_in_digits_and_words(english, translated):
+    assert not list(unlike_english(english, translated))
+
+
+@pytest.mark.parametrize("english, translated", [
+    ("8 devices", "7 個裝置"), ("8 devices", "裝置"), ("devices", "8 個裝置"), ("four billion", "四億"), ("4 billion", "4 億"),
+    ("eight devices", "四個裝置"), ("2×4", "2×2"), ("12,345", "1234"), ("0.12.1", "0.12"), ("half", "3 倍"), ("8 and 8", "8"),
+])
+def test_another_number_is_seen(english, translated):
+    assert [one for one in unlike_english(english, translated) if one.check == "number"]
+
+
+def test_how_numbers_are_read():
+    assert dict(english_numbers("four hundred and two, 3 million").words) == {"402": 1}
+    assert dict(english_numbers("3 million, 8,16").digits) == {"3000000": 1, "8": 1, "16": 1}
+    assert translated_numbers("四十億").words["4000000000"] and translated_numbers("二〇二六").words["2026"]
+    assert dict(translated_numbers("40 億與 3").digits) == {"4000000000": 1, "3": 1}
+
+
+def test_a_name_may_become_code_and_emphasis_may_stand_before_a_space():
+    assert not list(unlike_english("a jitted constructor", "經 `jit` 編譯的建構子"))
+    assert not list(unlike_english("**Predict.** Then run.", "**先預測。** 再執行。"))
+    assert list(unlike_english("**Predict.** Then run.", "**先預測。**再執行。"))
+    house = House(chinese=True)
+    assert not list(house.punctuation("**A.** B.", as_signs("**先預測。** 再執行。")))
+
+
+# The report.
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory):
+    """The whole book with three edits that `make po` has not seen; its messages, collected by Sphinx."""
+    root = tmp_path_factory.mktemp("edited")
+    book = a_copy(root)
+    for name in ("site", "src", "bookkit", "conf.py", ".github"):
+        (root / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "book", root / "book")
+    path = book.source("book/01-mesh")
+    text = path.read_text("utf-8")
+    old = next(text for text in Catalogue(catalogues.catalogue_folder(book, LANGUAGES[0]) / "book/01-mesh.po").translations
+               if text.startswith("So a mesh is two things"))
+    assert old in text
+    text = text.replace(old, f"{old} This was added.\n\nThis paragraph did not stand here before.")
+    path.write_text(text, "utf-8")
+    return book, po.every_message(book), path.read_text("utf-8")
+
+
+def report(edited, monkeypatch, capsys, *options):
+    book, messages, _ = edited
+    monkeypatch.setattr(po, "every_message", lambda book: messages)
+    status = translations.main(options, book.root)
+    return status, *capsys.readouterr()
+
+
+def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys):
+    book, messages, text = edited
+    status, out, err = report(edited, monkeypatch, capsys, "--list")
+    assert status == 0, err  # it is a report
+    assert "not complete" in out and re.search(r"\| book/01-mesh +\| +\d+ \| +1 \| +1 \|.*\| +9\d \|", out), out
+    line = 1 + text[: text.index("This paragraph did not stand")].count("\n")
+    assert f"book/01-mesh.md:{line}: missing: This paragraph" in out
+    assert f"book/01-mesh.md:{line - 2}: stale: So a mesh is two things" in out and "`make po` brings it" in out
+
+    monkeypatch.setattr(po, "page_messages", lambda book: {name: found for name, found in messages.items() if not name.startswith(("code/", "drawings"))})
+    po.main([], book.root)
+    files = sorted(book.root.rglob("*.po"))
+    before = [path.read_bytes() for path in files]
+    po.main([], book.root)  # a second time: every byte stays
+    assert [path.read_bytes() for path in files] == before
+    capsys.readouterr()
+    status, out, err = report(edited, monkeypatch, capsys, "--list")
+    assert status == 0, err
+    assert re.search(r"stale: So a mesh is two things.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M), out
+    assert re.search(r"missing: This paragraph.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M)
+
+
+def test_what_is_broken_exits_with_2_and_says_where(edited, monkeypatch, capsys):
+    book = edited[0]
+    name, _ = change(book, r"\b2026\b", "2025", english="2026")
+    status, out, err = report(edited, monkeypatch, capsys)
+    assert status == BROKEN and "| all " in out
+    assert f"{name}.po:" in err and "number: the English says 2026, the translation does not" in err
+
+
+def test_without_msgfmt_it_says_so_or_fails(edited, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "msgfmt is not installed" in report(edited, monkeypatch, capsys)[1]
+    with pytest.raises(Problem, match="apt-get install gettext"):
+        translations.main(["--msgfmt"], edited[0].root)
+
+
+def test_the_line_of_a_message():
+    source = "# Title\n\nOne line\nand another.\n\n> [!NOTE]\n> **Bold** words.\n\n| a | cell |\n|---|---|\n| b | some words |\n- an item\n  goes on\n"
+    texts = ["Title", "One line and another.", "**Bold** words.", "some words", "an item goes on", "nowhere"]
+    assert [line_of(source, text) for text in texts] == [1, 3, 7, 11, 12, 0]
