@@ -59,12 +59,13 @@ sync: venv ## write notebooks/ and shared cells from book/
 bench: site ## seconds and memory of each chapter, seconds to build, bytes of pages
 	@$(RUN) bookkit bench
 
-lint: venv ## ruff, mypy (as on Windows too), codespell, and actionlint and zizmor on workflows
+lint: venv ## the rules of the house, ruff, mypy (as on Windows too), codespell, actionlint, zizmor
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
 	@$(RUN) mypy --platform win32 --cache-dir .mypy_cache/win32
 	@$(BIN)/codespell
+	@$(RUN) bookkit lint
 	@bookkit/check_workflows.sh $(VENV)
 
 mutants: venv ## apply every planted fault and see that its cell fails

@@ -12,11 +12,9 @@ import textwrap
 
 import pytest
 
-from bookkit.model.chapter import chapters
 from rules import BOOK, verify
 
 SETUP = BOOK.root / "book" / "cells" / "setup.py"
-CELLS = sorted((BOOK.root / "book" / "cells").glob("*.py"))
 AROUND = '''
 import importlib.metadata, importlib.util, json, os, subprocess, sys, types
 import importlib.machinery
@@ -75,26 +73,6 @@ def run_setup(before="", after="report()", **environment):
 
 def last_line(text):
     return text.strip().splitlines()[-1] if text.strip() else ""
-
-
-def copies(chapter, cells):
-    """Cells of a chapter that should be the bytes of book/cells/*.py and are not."""
-    for cell in chapter.code:
-        name = "setup" if "setup" in cell.tags else cell.tagged("shared-")
-        if name is None:
-            continue
-        if name not in cells:
-            yield f"{cell.where}: tagged for book/cells/{name}.py, which is missing"
-        elif cell.source != cells[name].rstrip("\n"):
-            pairs = zip(cell.lines + [""], cells[name].rstrip("\n").split("\n") + [""])
-            line = next((at for at, (a, b) in enumerate(pairs, 1) if a != b), len(cell.lines))
-            yield (f"{cell.where}, line {line}: not the bytes of book/cells/{name}.py; copy the "
-                   "file into the cell, or change the file and every chapter")
-
-
-@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
-def test_same_bytes(chapter):
-    verify(copies(chapter, {path.stem: path.read_text("utf-8") for path in CELLS}))
 
 
 def test_size():

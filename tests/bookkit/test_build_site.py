@@ -174,6 +174,19 @@ def test_dots_stress_chinese_words_only(book):
     assert '<em class="latin">axis</em>' in page and "<em>重新</em>" in page
 
 
+def test_own_addresses_are_followed_on_the_built_site(book, tmp_path):
+    site = book.root / "_build" / "html"
+    assert not list(build.dead_addresses(book, site))
+    readme, there = book.root / "README.md", "book/00-intro.html#second-claim"
+    for url, wrong in ((there, ""), (f"zh-TW/{there}", ""), ("https://a.b/none.html", ""), ("zh-TW/", ""),
+                       ("book/none.html", "not on the built site"), ("book/01-toy.html#none", "no anchor #none"),
+                       ("zh-TW/book/01-toy.html#none", "no anchor"), ("_static/none.svg", "not on the built site")):
+        readme.write_text(f"[a]({url if url.startswith('https') else book.site + url})", "utf-8")
+        said = "\n".join(build.dead_addresses(book, site))
+        assert (wrong in said and said.startswith("README.md: ")) if wrong else not said, said
+    readme.unlink()
+
+
 # Mistakes. Each starts from the built site and must leave it as it was.
 
 

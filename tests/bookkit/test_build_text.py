@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
+from bookkit.model.addresses import Target, addresses, meaning_of_url
 from bookkit.model.book import Book
 from bookkit.sphinx_ext.markdown import for_the_site
-from bookkit.sphinx_ext.own_urls import Target, meaning_of_url
 from bookkit.sphinx_ext.reference import as_rst
 from bookkit.sphinx_ext.search import ChineseSearch
 
@@ -60,6 +60,9 @@ def test_the_badge_line_goes_and_leaves_its_line():
         (f"{SITE}notebooks.zip", Target("file", "notebooks.zip")),
         (f"{SITE}notebooks/01-mesh.ipynb", Target("file", "notebooks/01-mesh.ipynb")),
         (f"{SITE}notebooks/none.ipynb", Target("unknown", "notebooks/none.ipynb")),
+        (f"{BOOK.repo}/blob/{BOOK.ref}/src/x.py#L3", Target("repository", "src/x.py")),
+        (BOOK.colab_url("book/01-mesh"), Target("repository", "notebooks/01-mesh.ipynb")),
+        (f"{BOOK.repo}/issues/3", None),
         ("https://docs.jax.dev/en/latest/", None),
         ("book/01-mesh.html", None),
         (SITE.replace("one-program", "one-program-2"), None),
@@ -67,6 +70,17 @@ def test_the_badge_line_goes_and_leaves_its_line():
 )
 def test_what_an_address_means(url, means):
     assert meaning_of_url(url, BOOK) == means
+
+
+@pytest.mark.parametrize("written, found", [
+    ("[a](https://a.b/c) and", ["https://a.b/c"]),
+    ("<https://a.b/c>.", ["https://a.b/c"]),
+    ("[![x](https://a.b/c.svg)](https://d.e/f)", ["https://a.b/c.svg", "https://d.e/f"]),
+    ("[a](https://a.b/c_(d))", ["https://a.b/c_(d)"]),
+    ("at https://a.b/c.", ["https://a.b/c"]),
+])
+def test_addresses_are_found(written, found):
+    assert addresses(written) == found
 
 
 def test_chinese_is_indexed_by_pairs_and_latin_by_words():

@@ -15,8 +15,8 @@ import nbformat
 import psutil
 import pytest
 
+from bookkit.model.addresses import meaning_of_url
 from bookkit.model.book import Book, Problem
-from bookkit.site.links import github_target
 from bookkit.stacks import colab
 from bookkit.stacks.attempt import Checkout, checkout, clean_environment, run_notebook, served
 from bookkit.stacks.environments import find_python, make_environment
@@ -65,7 +65,7 @@ def test_a_button_opens_its_own_notebook_in_its_own_language(page, language):
     first = nbformat.read(path, 4).cells[0].source
     buttons = re.findall(r"colab-badge\.svg\)\]\(([^)]+)\)", first)
     assert len(buttons) == 1, f"{path}: one Colab badge in the first cell"
-    assert github_target(buttons[0], BOOK) == path.relative_to(BOOK.root).as_posix()
+    assert meaning_of_url(buttons[0], BOOK).name == path.relative_to(BOOK.root).as_posix()
     owner = BOOK.repo.removeprefix("https://github.com/")
     assert buttons[0] == (
         f"https://colab.research.google.com/github/{owner}/blob/{BOOK.ref}/notebooks/"

@@ -18,7 +18,7 @@ from bookkit.model.book import Book, Problem
 from bookkit.stacks import matrix
 from bookkit.stacks.attempt import Checkout, Outcome
 from bookkit.stacks.record import (
-    PAGE,
+    MATRIX_PAGE,
     load_record,
     out_of_date,
     path_of,
@@ -182,7 +182,7 @@ def test_page_and_readme_agree_with_the_record():
 
 def test_the_pages_title_is_true():
     """Every chapter runs on five stacks, and in Colab in every language."""
-    title = BOOK.source(PAGE).read_text("utf-8").splitlines()[0]
+    title = BOOK.source(MATRIX_PAGE).read_text("utf-8").splitlines()[0]
     assert title == "# Every chapter runs on five stacks" and len(matrix.LOCAL) == 5
     data = load_record(BOOK)
     for name in matrix.LOCAL:
@@ -198,7 +198,7 @@ def test_the_pages_title_is_true():
 
 
 def test_every_stack_is_introduced_on_the_page():
-    text = BOOK.source(PAGE).read_text("utf-8")
+    text = BOOK.source(MATRIX_PAGE).read_text("utf-8")
     assert re.findall(r"^- `(\w+)`: Python ([\d.]+)", text, re.M) == [
         (name, matrix.STACKS[name].python) for name in matrix.LOCAL
     ]

@@ -5,8 +5,11 @@ import re
 
 import pytest
 
+from bookkit.lint.outputs import outputs
+from bookkit.lint.repository import syntax_tree as tree
+from bookkit.lint.rules import CHAPTER, Page
 from bookkit.model.book import Book
-from bookkit.model.chapter import parse
+from bookkit.model.chapter import load_chapter, parse, shared_cells
 from bookkit.words import catalogues
 from bookkit.words.catalogues import has_words
 from bookkit.words.comments import comments, with_comments
@@ -20,9 +23,7 @@ from bookkit.words.drawn import (
     drawn_messages,
     signatures,
 )
-from bookkit.words.messages import code_messages, shared_cells
-from executed import executed, outputs
-from rules import tree
+from bookkit.words.messages import code_messages
 from toy import ROOT
 
 BOOK = Book()
@@ -151,7 +152,9 @@ def only_names(text):
 def test_every_drawn_sentence_is_reached_by_a_template(name):
     translator = Translator(texts(name), {})
     missed = set()
-    for _, output in outputs(executed(name)):
+    page = Page(load_chapter(BOOK.source(f"book/{name}")), CHAPTER, BOOK)
+    assert page.executed, f"run `bookkit execute book/{name}`"
+    for _, output in outputs(page):
         for mime, markup in output.get("data", {}).items():
             for text in drawn(markup) if mime in ("text/html", "image/svg+xml") else ():
                 known = text in LABELS.get(name, ()) or ROWS.fullmatch(text) or only_names(text)

@@ -3,7 +3,6 @@
 from bookkit.model.book import Book
 
 ROOT = Book().root
-
 FRONT = """---
 jupytext:
   text_representation:
@@ -15,3 +14,16 @@ kernelspec:
   name: python3
 ---
 """
+
+
+def code(source, *tags, **options):
+    """A code cell as a chapter has it: code("x = 1", "mesh", cellView="form")."""
+    known = {**({"tags": f"[{', '.join(tags)}]"} if tags else {}), **options}
+    head = "".join(f":{name}: {value}\n" for name, value in known.items())
+    return f"```{{code-cell}} ipython3\n{head}{chr(10) * bool(head)}{source}\n```"
+
+
+SETUP = code("import jax", "setup", "hide-cell", cellView="form")
+STUB = code("answer_a = None", "exercise-a")
+CHECK = code("def check_a(answer):\n    return 'not yet'\ncheck_a(answer_a)", "check-a")
+SOLVED = code("# @title Solution\nanswer_a = 1\ncheck_a(answer_a)", "solution-a", "hide-cell", cellView="form")

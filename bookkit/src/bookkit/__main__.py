@@ -19,30 +19,7 @@ if not __package__:  # started as a folder: Python put the package itself on its
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bookkit.model.book import Problem  # noqa: E402
-
-VERBS = {  # in the order of a day's work; each names a module with main(arguments)
-    "execute": ("run.execute", "execute the chapters whose code changed"),
-    "compare": ("run.compare", "list the outputs that differ between two executions"),
-    "site": ("site.build", "build the site in every language"),
-    "live": ("site.live", "rebuild and reload pages as files are saved"),
-    "sync": ("words.sync", "write notebooks/ and shared cells from book/"),
-    "po": ("words.po", "bring the catalogues for translators up to date"),
-    "translations": ("words.report", "say what is translated, and what is broken"),
-    "new-language": ("words.new_language", "begin a translation"),
-    "mutants": ("lint.faults", "plant each listed fault and see that its cell fails"),
-    "coverage": ("lint.rows", "name the cells that prove each row of the coverage table"),
-    "offline": ("run.offline", "execute every chapter again without network, and compare"),
-    "links": ("site.links", "follow the book's own addresses on the built site"),
-    "linkcheck": ("site.linkcheck", "try the links to other sites"),
-    "screenshot": ("site.screenshot", "photograph a page of the built site"),
-    "publish-as": ("site.address", "write another address, branch or tag everywhere"),
-    "colab": ("stacks.colab", "run every notebook as Colab would"),
-    "matrix": ("stacks.matrix", "run every notebook on other Pythons and releases"),
-    "matrix-page": ("stacks.record", "write the page of the matrix from what was recorded"),
-    "run-notebook": ("stacks.notebook", "run one notebook, and write down what happened"),
-    "canary": ("site.canary", "build with the newest Sphinx, myst-parser and theme"),
-    "bench": ("stacks.bench", "seconds, memory and bytes of chapters and pages"),
-}
+from bookkit.model.verbs import VERBS  # noqa: E402
 
 
 def end_with_order() -> None:

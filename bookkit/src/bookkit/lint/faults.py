@@ -15,10 +15,11 @@ import ast
 import random
 import time
 import tomllib
-from pathlib import Path
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from bookkit.model.book import find_root
+from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, by_name
 from bookkit.run.cells import as_jobs, run_jobs
 
@@ -30,37 +31,34 @@ class BadEntry(Exception):
     """The list and the chapter do not fit together."""
 
 
-def listed_faults(path: Path | None = None) -> list[Fault]:
-    path = path or find_root() / "tests" / "mutants.toml"
+def listed_faults(book: Book) -> list[Fault]:
+    path = book.root / "tests" / "mutants.toml"
     return tomllib.loads(path.read_text("utf-8")).get("mutant", []) if path.exists() else []
 
 
-def fit_to_chapter(mutant: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
+def label(fault: Fault) -> str:
+    return f"{fault['chapter']} / {fault['name']}"
+
+
+def fit_to_chapter(fault: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
     """(cell that changes, its new source, cell that must fail) of a listed fault."""
-    find, name = mutant["find"], f"{mutant['chapter']} / {mutant['name']}"
-    if "\n" in find.strip("\n") or "\n" in mutant["replace"].strip("\n"):
+    find, new, name = fault["find"], fault["replace"], label(fault)
+    if "\n" in find.strip("\n") or "\n" in new.strip("\n"):
         raise BadEntry(f"{name}: a fault changes one line; `find` or `replace` has several")
-    if find == mutant["replace"]:
+    if find == new:
         raise BadEntry(f"{name}: `find` and `replace` are the same")
-    holding = chapter.holding(find)
+    holding, targets = chapter.holding(find), chapter.holding(fault["fails"])
     count = sum(cell.source.count(find) for cell in holding)
     if count != 1:
-        raise BadEntry(
-            f"{name}: `find` occurs {count} times in the chapter's code, not once: {find!r}"
-        )
-    targets = chapter.holding(mutant["fails"])
+        raise BadEntry(f"{name}: `find` occurs {count} times in the code, not once: {find!r}")
     if len(targets) != 1:
-        raise BadEntry(
-            f"{name}: `fails` is found in {len(targets)} code cells, not in one: "
-            f"{mutant['fails']!r}"
-        )
+        where = f"in {len(targets)} code cells, not in one: {fault['fails']!r}"
+        raise BadEntry(f"{name}: `fails` is found {where}")
     changed, target = holding[0], targets[0]
     if target.index < changed.index:
-        raise BadEntry(
-            f"{name}: the cell that must fail ({target.index}) stands before the cell "
-            f"that changes ({changed.index})"
-        )
-    source = changed.source.replace(find, mutant["replace"])
+        cells = f"cell that must fail ({target.index}) stands before the one that changes"
+        raise BadEntry(f"{name}: the {cells} ({changed.index})")
+    source = changed.source.replace(find, new)
     try:
         ast.parse(source)
     except SyntaxError as error:
@@ -68,31 +66,47 @@ def fit_to_chapter(mutant: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
     return changed, source, target
 
 
-def job(
+def unfit_faults(
+    faults: Iterable[Fault], books: dict[str, Chapter], rows: Collection[str] | None = None
+) -> Iterator[str]:
+    """Entries that do not fit their chapters; without `rows`, whatever rows they name."""
+    seen = set()
+    for fault in faults:
+        if label(fault) in seen:
+            yield f"two faults are called {label(fault)}: rename one"
+        seen.add(label(fault))
+        for name in fault["rows"] if rows is not None else ():
+            if name not in (rows or ()):
+                yield f"{label(fault)}: no row {name} in tests/rows.toml"
+        if fault["chapter"] not in books:
+            yield f"{label(fault)}: no such chapter"
+            continue
+        try:
+            fit_to_chapter(fault, books[fault["chapter"]])
+        except BadEntry as error:
+            yield str(error)
+
+
+def job_with_fault(
     key: int, chapter: Chapter, changed: Cell, source: str, last: int, timeout: float
 ) -> dict[str, Any]:
-    made = as_jobs(
-        [cell for cell in chapter.code if cell.index <= last],
-        id=key,
-        timeout=timeout,
-        fresh="setup" in changed.tags,
-    )
+    """The chapter's cells up to the one that must fail, one of them changed."""
+    cells = [cell for cell in chapter.code if cell.index <= last]
+    made = as_jobs(cells, id=key, timeout=timeout, fresh="setup" in changed.tags)
     for cell in made["cells"]:
         if cell["index"] == changed.index:
             cell["source"] = source
     return made
 
 
-def verdict(mutant: Fault, target: Cell, outcome: dict[str, Any]) -> tuple[str, str]:
+def verdict(fault: Fault, target: Cell, outcome: dict[str, Any]) -> tuple[str, str]:
     """(word, remark) of one listed fault; "killed" and "survives" are the good words."""
     failed, error = outcome["failed"], outcome["error"] or ""
+    if failed is None and "survives" in fault:
+        return "survives", fault["survives"]
     if failed is None:
-        return (
-            ("survives", mutant["survives"])
-            if "survives" in mutant
-            else ("SURVIVED", f"cell {target.index} ran as if nothing were wrong")
-        )
-    if "survives" in mutant:
+        return "SURVIVED", f"cell {target.index} ran as if nothing were wrong"
+    if "survives" in fault:
         return "NOTICED", f"listed as a survivor, but cell {failed} fails: {error}"
     if error.startswith("TIMEOUT"):
         return "HUNG", f"cell {failed}: {error}; a fault must be noticed, not waited for"
@@ -103,88 +117,61 @@ def verdict(mutant: Fault, target: Cell, outcome: dict[str, Any]) -> tuple[str, 
     return "killed", error
 
 
-# The command.
-
-
-def baselines(
-    names: list[str], books: dict[str, Chapter], parallel: int
-) -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Run each chapter unchanged; its seconds by cell, or a message about what fails."""
-    jobs = [as_jobs(books[name].code, id=name) for name in names]
-    seconds, bad = {}, []
+def seconds_unchanged(
+    chapters: list[Chapter], parallel: int
+) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
+    """Run each chapter unchanged: its seconds by cell, and what is wrong with those that fail."""
+    jobs = [as_jobs(chapter.code, id=chapter.name) for chapter in chapters]
+    seconds, bad = {}, {}
     for outcome in run_jobs(jobs, parallel):
         name = outcome["id"]
-        if outcome["failed"] is not None:
-            bad.append(f"{name}: unchanged, cell {outcome['failed']} fails: {outcome['error']}")
         seconds[name] = {cell["end"]: cell["seconds"] for cell in outcome["cells"]}
+        if outcome["failed"] is not None:
+            bad[name] = f"{name}: unchanged, cell {outcome['failed']} fails: {outcome['error']}"
     return seconds, bad
 
 
-def until(seconds: dict[int, float], last: int) -> float:
-    return sum(value for index, value in seconds.items() if index <= last)
-
-
-def show_progress(text: str) -> None:
-    print(text, flush=True)
-
-
-def check_listed(
-    mutants: list[Fault], books: dict[str, Chapter], options: argparse.Namespace
+def plant(
+    faults: list[Fault], books: dict[str, Chapter], parallel: int, budget: float | None, seed: int
 ) -> list[str]:
-    problems, plans = [], []
-    for mutant in mutants:
-        if mutant["chapter"] not in books:
-            problems.append(f"{mutant['chapter']} / {mutant['name']}: no such chapter")
-            continue
-        try:
-            plans.append((mutant, *fit_to_chapter(mutant, books[mutant["chapter"]])))
-        except BadEntry as error:
-            problems.append(str(error))
-    names = sorted({plan[0]["chapter"] for plan in plans})
+    """Plant faults, all or those that fit into the budget of seconds; what is to be mended."""
+    problems = list(unfit_faults(faults, books))
+    plans = [(fault, books[fault["chapter"]]) for fault in faults] if not problems else []
     began = time.monotonic()
-    seconds, bad = baselines(names, books, options.jobs)
-    problems += bad
-    plans = [plan for plan in plans if not any(text.startswith(plan[0]["chapter"]) for text in bad)]
-    cost = [until(seconds[mutant["chapter"]], target.index) + 0.5 for mutant, _, _, target in plans]
-    order, left = list(range(len(plans))), None
-    if options.seconds:  # in random order, those that still fit
-        left = options.seconds - (time.monotonic() - began)
-        random.Random(options.seed).shuffle(order)
-    jobs = []
-    for key in order:
-        mutant, changed, source, target = plans[key]
-        timeout = 60 + 10 * cost[key]
-        planted = job(key, books[mutant["chapter"]], changed, source, target.index, timeout)
-        jobs.append({**planted, "cost": cost[key]})
-    counts: dict[str, int] = {}
-    for outcome in run_jobs(jobs, options.jobs, seconds=left):
-        mutant, changed, _, target = plans[outcome["id"]]
-        word, remark = verdict(mutant, target, outcome)
-        counts[word] = counts.get(word, 0) + 1
-        label = f"{mutant['chapter']} / {mutant['name']}"
-        show_progress(
-            f"{word:9}  {label:44} cell {changed.index:2} → {target.index:2}  "
-            f"{outcome['seconds']:5.1f} s  {remark}"[:200]
-        )
-        if word.isupper():
-            problems.append(
-                f"{label} ({word}): {mutant['find']!r} → {mutant['replace']!r}: {remark}"
-            )
-    if options.seconds:
-        show_progress(
-            f"seed {options.seed}: {sum(counts.values())} of {len(plans)} faults fitted into "
-            f"{options.seconds:.0f} s"
-        )
-        if plans and not counts:
-            problems.append(f"no fault fits into {options.seconds:.0f} s: give --seconds more")
-    show_progress(
-        ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-        + f"; {time.monotonic() - began:.0f} s"
+    seconds, bad = seconds_unchanged(
+        [books[name] for name in {c.name: 0 for _, c in plans}], parallel
     )
+    problems += bad.values()
+    fitted = [(fault, c, *fit_to_chapter(fault, c)) for fault, c in plans if c.name not in bad]
+    jobs = []
+    for key, (_, chapter, changed, source, target) in enumerate(fitted):
+        cost = 0.5 + sum(s for cell, s in seconds[chapter.name].items() if cell <= target.index)
+        job = job_with_fault(key, chapter, changed, source, target.index, 60 + 10 * cost)
+        jobs.append({**job, "cost": cost})
+    left = budget - (time.monotonic() - began) if budget else None
+    if budget:
+        random.Random(seed).shuffle(jobs)
+    counts: Counter[str] = Counter()
+    for outcome in run_jobs(jobs, parallel, seconds=left):
+        fault, _, changed, _, target = fitted[outcome["id"]]
+        word, remark = verdict(fault, target, outcome)
+        counts[word] += 1
+        cells = f"cell {changed.index:2} → {target.index:2}  {outcome['seconds']:5.1f} s"
+        print(f"{word:9}  {label(fault):44} {cells}  {remark}"[:200], flush=True)
+        if word.isupper():
+            what = f"{fault['find']!r} → {fault['replace']!r}"
+            problems.append(f"{label(fault)} ({word}): {what}: {remark}")
+    if budget:
+        fit = f"{counts.total()} of {len(fitted)} faults fitted into {budget:.0f} s"
+        print(f"seed {seed}: {fit}", flush=True)
+        if fitted and not counts:
+            problems.append(f"no fault fits into {budget:.0f} s: give --seconds more")
+    words = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+    print(f"{words}; {time.monotonic() - began:.0f} s", flush=True)
     return problems
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bookkit mutants", description=__doc__.split("\n")[0])
     parser.add_argument("--chapter", action="append", help="only this chapter (repeatable)")
     parser.add_argument("--name", help="only faults of this name")
@@ -192,31 +179,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000)
     parser.add_argument("--list", action="store_true", help="only check that the list fits")
     parser.add_argument("-j", "--jobs", type=int, default=2)
-    options = parser.parse_args(arguments)
-    books = {
-        name: chapter
-        for name, chapter in by_name().items()
-        if not options.chapter or name in options.chapter
-    }
-    if not books:
-        print("no such chapter; there are: " + ", ".join(by_name()))
-        return 1
-    mutants = [
-        mutant
-        for mutant in listed_faults()
-        if (not options.chapter or mutant["chapter"] in options.chapter)
-        and (not options.name or mutant["name"] == options.name)
+    chosen, book = parser.parse_args(arguments), Book()
+    books = by_name(book.root)
+    if unknown := set(chosen.chapter or ()) - set(books):
+        raise Problem(f"No chapters: {', '.join(unknown)}. There are: {', '.join(books)}")
+    faults = [
+        fault
+        for fault in listed_faults(book)
+        if (not chosen.chapter or fault["chapter"] in chosen.chapter)
+        and (not chosen.name or fault["name"] == chosen.name)
     ]
-    if options.list:
-        problems = []
-        for mutant in mutants:
-            try:
-                fit_to_chapter(mutant, books[mutant["chapter"]])
-            except (BadEntry, KeyError) as error:
-                problems.append(str(error))
+    if chosen.list:
+        problems = list(unfit_faults(faults, books))
     else:
-        problems = check_listed(mutants, books, options)
+        problems = plant(faults, books, chosen.jobs, chosen.seconds, chosen.seed)
     if problems:
         print("\nTo mend:")
         print("\n".join("  " + problem for problem in problems))
-    return int(bool(problems))
+    return bool(problems)

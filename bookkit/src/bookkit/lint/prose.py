@@ -72,6 +72,7 @@ def sentences(text: str) -> list[str]:
     return [part for part in parts if re.search(r"\w", part)]
 
 
-def headings(markdown: str) -> list[tuple[int, str]]:
-    """(level, text) of each heading."""
-    return [(int(tag[1]), text) for kind, text, _, tag in blocks(markdown) if kind == "heading"]
+def headings(markdown: str) -> list[tuple[int, int, str]]:
+    """(line from 0, level, text) of each heading."""
+    found = blocks(markdown)
+    return [(line, int(tag[1]), text) for kind, text, line, tag in found if kind == "heading"]

@@ -1,8 +1,7 @@
 """Print, for each row of tests/rows.toml, the cells that show it, and what is missing.
 
-    bookkit coverage        ends with 1 if a chapter that exists lacks a row of its own
-
-tests/coverage.toml maps rows to cells; tests/test_coverage.py checks with the functions below.
+A row is shown by each cell that must notice a fault planted for it (tests/mutants.toml, `fails`);
+tests/coverage.toml adds cells that no fault names, and the sentences of rows that are advice.
 """
 
 from __future__ import annotations
@@ -10,30 +9,37 @@ from __future__ import annotations
 import argparse
 import ast
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bookkit.lint.faults import listed_faults
-from bookkit.model.book import find_root
-from bookkit.model.chapter import Cell, Chapter, by_name
+from bookkit.lint.faults import Fault, listed_faults, unfit_faults
+from bookkit.lint.rules import WHOLE, SaidOfBook, rule
+from bookkit.model.book import Book
+from bookkit.model.chapter import Cell, Chapter, by_name, page_files
 
 Row = dict[str, Any]
+RAISES = "NotImpl"  # an error of the program itself, no assertion
+COVERAGE = "tests/coverage.toml"
 
 
-def wanted_rows() -> dict[str, Row]:
-    return tomllib.loads((find_root() / "tests" / "rows.toml").read_text("utf-8"))
+def wanted_rows(book: Book) -> dict[str, Row]:
+    return tomllib.loads((book.root / "tests" / "rows.toml").read_text("utf-8"))
 
 
-def listed_rows() -> list[Row]:
-    path = find_root() / "tests" / "coverage.toml"
-    return tomllib.loads(path.read_text("utf-8")).get("row", []) if path.exists() else []
+def shown_rows(listed: Iterable[Row], wanted: dict[str, Row], faults: Iterable[Fault]) -> list[Row]:
+    """What is listed, and in `noticed` the cells that planted faults name for their rows."""
+    found = {(row["id"], row["chapter"]): {"cells": [], **row, "noticed": []} for row in listed}
+    for fault in faults:
+        for name in fault["rows"] if "survives" not in fault else ():
+            if wanted.get(name, {}).get("kind") == "asserted":
+                new = {"id": name, "chapter": fault["chapter"], "cells": [], "noticed": []}
+                found.setdefault((name, fault["chapter"]), new)["noticed"].append(fault["fails"])
+    return list(found.values())
 
 
-def text_of_pages() -> dict[str, str]:
+def text_of_pages(book: Book) -> dict[str, str]:
     """Every page of the book, for what judgement rows quote."""
-    return {
-        path.stem: path.read_text("utf-8") for path in sorted((find_root() / "book").glob("*.md"))
-    }
+    return {path.stem: path.read_text("utf-8") for path in page_files(book.root)}
 
 
 def asserts(cell: Cell) -> bool:
@@ -43,21 +49,19 @@ def asserts(cell: Cell) -> bool:
     for node in ast.walk(ast.parse(cell.source)):
         if isinstance(node, ast.Assert):
             return True
-        if isinstance(node, ast.Raise) and node.exc and "NotImpl" not in ast.unparse(node):
+        if isinstance(node, ast.Raise) and node.exc and RAISES not in ast.unparse(node):
             return True  # such as raise RuntimeError("accepted") where an error was expected
         if isinstance(node, ast.Call):
-            name = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else getattr(node.func, "id", "")
-            )
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name.startswith("assert_"):
                 return True
     return False
 
 
-def cell_of(piece: str, chapter: Chapter) -> Cell | str:
+def cell_of(piece: str, chapter: Chapter | None) -> Cell | str:
     """The one code cell that holds the piece, or what is wrong with the piece."""
+    if chapter is None:
+        return "the page has no code cells"
     found = chapter.holding(piece)
     if len(found) != 1:
         where = ", ".join(str(cell.index) for cell in found) or "none"
@@ -68,59 +72,49 @@ def cell_of(piece: str, chapter: Chapter) -> Cell | str:
 def problems_of(
     entry: Row, row: Row | None, books: dict[str, Chapter], pages: dict[str, str]
 ) -> Iterator[str]:
-    """What is wrong with one entry of tests/coverage.toml."""
-    where = f"tests/coverage.toml, {entry.get('id')} in {entry.get('chapter')}"
+    """What is wrong with one row as it is shown."""
+    where = f"{entry.get('id')} in {entry.get('chapter')}"
     if row is None:
         yield f"{where}: tests/rows.toml has no such row"
         return
     if entry["chapter"] not in pages:
         yield f"{where}: there is no book/{entry['chapter']}.md"
         return
-    chapter = books.get(entry["chapter"])
-    cells = []
-    for piece in entry.get("cells", []):
-        found = cell_of(piece, chapter) if chapter else f"{entry['chapter']} has no code cells"
-        if isinstance(found, str):
-            yield f"{where}: {found}"
-        else:
-            cells.append(found)
+    chapter, page = books.get(entry["chapter"]), pages[entry["chapter"]]
     if row["kind"] == "asserted":
-        if not entry.get("cells"):
-            yield f"{where}: an asserted row names its cells"
-        for cell in cells:
-            if not asserts(cell):
-                yield (
-                    f"{where}: cell {cell.index} cannot fail; name the cell that asserts, "
-                    "or let it assert"
-                )
+        noticed = [cell_of(piece, chapter) for piece in entry.get("noticed", ())]
+        if not entry.get("cells") and not any(isinstance(c, Cell) and asserts(c) for c in noticed):
+            yield f"{where}: an asserted row names its cells, or a fault names one that asserts"
+        for cell in (cell_of(piece, chapter) for piece in entry.get("cells", ())):
+            if isinstance(cell, str):
+                yield f"{where}: {cell}"
+            elif not asserts(cell):
+                how = "name the cell that asserts, or let it assert"
+                yield f"{where}: cell {cell.index} cannot fail; {how}"
         return
     words = " ".join(entry.get("text", "").split())
     if not words:
         yield f"{where}: a judgement row quotes its sentence in `text`"
-    elif (count := " ".join(pages[entry["chapter"]].split()).count(words)) != 1:
+    elif (count := " ".join(page.split()).count(words)) != 1:
         yield f"{where}: `text` is {count} times on the page, not once: {words[:60]!r}"
     source = entry.get("source", "")
-    if source.startswith("http"):
-        if source not in pages[entry["chapter"]]:
-            yield f"{where}: the page does not link to its source {source}"
-    elif chapter is None or isinstance(cell_of(source, chapter), str):
-        if not source or source not in pages[entry["chapter"]]:
-            yield f"{where}: `source` is an address that the page links to, or part of one cell"
+    if source.startswith("http") and source not in page:
+        yield f"{where}: the page does not link to its source {source}"
+    elif not source or (source not in page and isinstance(cell_of(source, chapter), str)):
+        yield f"{where}: `source` is an address that the page links to, or part of one cell"
 
 
 def gaps(found: list[Row], every: dict[str, Row], pages: dict[str, str]) -> Iterator[str]:
     """Rows that a chapter which exists owes its readers."""
     for name, row in every.items():
         for home in row["chapters"]:
-            if home not in pages:
-                continue
-            if not any(entry["id"] == name and entry["chapter"] == home for entry in found):
-                if row["kind"] == "judgement" and any(entry["id"] == name for entry in found):
-                    continue  # said once is enough
+            shown = [entry["chapter"] for entry in found if entry["id"] == name]
+            once = row["kind"] == "judgement" and shown  # said once is enough
+            if home in pages and home not in shown and not once:
                 yield f"{name} is not covered in {home}: {row['can']}"
 
 
-def without_faults(found: list[Row], every: dict[str, Row], faults: list[Row]) -> Iterator[str]:
+def without_faults(found: list[Row], every: dict[str, Row], faults: list[Fault]) -> Iterator[str]:
     """Asserted rows that no planted fault puts to the test."""
     planted = {(fault["chapter"], name) for fault in faults for name in fault["rows"]}
     for entry in found:
@@ -129,27 +123,44 @@ def without_faults(found: list[Row], every: dict[str, Row], faults: list[Row]) -
             yield f"{entry['id']} in {entry['chapter']} has no fault in tests/mutants.toml"
 
 
+@rule(WHOLE)
+def faults_and_rows(book: Book) -> SaidOfBook:
+    """Every row of tests/rows.toml is shown where it is promised, and a fault puts it to the test."""
+    books, pages, every = by_name(book.root), text_of_pages(book), wanted_rows(book)
+    faults = listed_faults(book)
+    for what in unfit_faults(faults, books, every):
+        yield "tests/mutants.toml", 1, what
+    listed = tomllib.loads((book.root / COVERAGE).read_text("utf-8"))["row"]
+    found = shown_rows(listed, every, faults)
+    said = [*gaps(found, every, pages), *without_faults(found, every, faults)]
+    for entry in found:
+        said += problems_of(entry, every.get(entry["id"]), books, pages)
+    for what in said:
+        yield COVERAGE, 1, what
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(prog="bookkit coverage", description=__doc__.split("\n")[0]).parse_args(
         arguments
     )
-    books, pages, every, found = by_name(), text_of_pages(), wanted_rows(), listed_rows()
-    missing = [*gaps(found, every, pages), *without_faults(found, every, listed_faults())]
-    for entry in found:
-        missing += problems_of(entry, every.get(entry["id"]), books, pages)
+    book = Book()
+    books, pages, every = by_name(book.root), text_of_pages(book), wanted_rows(book)
+    listed = tomllib.loads((book.root / COVERAGE).read_text("utf-8"))["row"]
+    found = shown_rows(listed, every, listed_faults(book))
     for name, row in every.items():
         shown = []
-        for entry in found:
-            if entry["id"] != name:
-                continue
-            chapter = books.get(entry["chapter"])
-            cells = [cell_of(piece, chapter) for piece in entry.get("cells", [])] if chapter else []
-            numbers = ", ".join(str(cell.index) for cell in cells if isinstance(cell, Cell))
+        for entry in (entry for entry in found if entry["id"] == name):
+            pieces = [*entry["cells"], *entry["noticed"]]
+            cells = [cell_of(piece, books.get(entry["chapter"])) for piece in pieces]
+            numbers = ", ".join(
+                str(n) for n in sorted({c.index for c in cells if isinstance(c, Cell)})
+            )
             shown.append(f"{entry['chapter']} " + (f"cells {numbers}" if numbers else "text"))
         absent = [home for home in row["chapters"] if home not in pages]
         later = f"(not written: {', '.join(absent)})" if absent else ""
         mark = "J" if row["kind"] == "judgement" else " "
         print(f"{name:4}{mark} {'; '.join([*shown, later]).strip('; '):60} {row['can']}")
+    missing = [f"{path}: {what}" for path, _, what in faults_and_rows(book)]
     if missing:
         print("\nMissing:")
         print("\n".join("  " + text for text in missing))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +24,9 @@ def find_root() -> Path:
         f"There is no book in {here} or above it (no _config.yml with a _toc.yml): "
         "call bookkit in the folder of the book"
     )
+
+
+KINDS = ("chapter", "page", "reference")  # of pages: rules say which they bind
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,26 @@ class Book:
         raise Problem(f"_config.yml knows no language {code!r}: book_languages has {known}")
 
     @cached_property
+    def toc(self) -> Any:
+        """_toc.yml as sphinx-external-toc reads it for Sphinx."""
+        from sphinx_external_toc.parsing import MalformedError, parse_toc_yaml
+
+        try:
+            return parse_toc_yaml(self.root / "_toc.yml")
+        except (MalformedError, yaml.YAMLError) as error:
+            raise Problem(f"_toc.yml cannot be read: {error}") from None
+
+    @cached_property
     def pages(self) -> list[str]:
         """Pages (as Sphinx names them: book/01-mesh) in the order of _toc.yml."""
-        toc = yaml.safe_load((self.root / "_toc.yml").read_text("utf-8"))
-        found = [toc["root"]]
+        return [str(page).removesuffix(".md") for page in self.toc]
 
-        def walk(node: dict[str, Any]) -> None:
-            for entry in node.get("chapters", []) + node.get("sections", []):
-                if "file" in entry:
-                    found.append(entry["file"])
-                walk(entry)
-            for part in node.get("parts", []) + node.get("subtrees", []):
-                walk(part)
-
-        walk(toc)
-        return [re.sub(r"\.md$", "", page) for page in found]
+    def kind(self, page: str) -> str:
+        """A chapter is executed; a reference stands in that part of _toc.yml; all else is a page."""
+        if page in self.chapters:
+            return "chapter"
+        parts = {file: part.caption for part in self.toc.root.subtrees for file in part.files()}
+        return "reference" if parts.get(page) == "Reference" else "page"
 
     def source(self, page: str) -> Path:
         return self.root / f"{page}.md"

@@ -13,7 +13,7 @@ from typing import Any
 
 import jupytext
 
-from bookkit.model.book import find_root, is_notebook
+from bookkit.model.book import Book, find_root, is_notebook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,11 @@ class Cell:
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     chapter: str = ""
+    line: int = dataclasses.field(default=1, compare=False)  # of the file, where its source begins
 
     @property
     def where(self) -> str:
-        return f"book/{self.chapter}.md, cell {self.index}"
+        return f"book/{self.chapter}.md:{self.line}"
 
     @property
     def lines(self) -> list[str]:
@@ -40,6 +41,8 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Chapter:
+    """A page of the book: its text alone where it has no code."""
+
     name: str  # "02-variables"
     cells: tuple[Cell, ...]
 
@@ -57,21 +60,14 @@ class Chapter:
 
 
 def parse(name: str, text: str) -> Chapter:
-    notebook = jupytext.reads(text, fmt="md:myst")
-    return Chapter(
-        name,
-        tuple(
-            Cell(
-                index,
-                cell.cell_type,
-                cell.source,
-                tuple(cell.metadata.get("tags", ())),
-                dict(cell.metadata),
-                name,
-            )
-            for index, cell in enumerate(notebook.cells, 1)
-        ),
-    )
+    cells, at = [], 0
+    for index, cell in enumerate(jupytext.reads(text, fmt="md:myst").cells, 1):
+        at = max(text.find(f"\n{cell.source}", at), at)
+        line, tags = text.count("\n", 0, at + 1) + 1, tuple(cell.metadata.get("tags", ()))
+        known = dict(cell.metadata)
+        cells.append(Cell(index, cell.cell_type, cell.source, tags, known, name, line))
+        at += len(cell.source)
+    return Chapter(name, tuple(cells))
 
 
 @functools.cache
@@ -86,6 +82,12 @@ def chapters(root: Path | None = None) -> list[Chapter]:
 
 def by_name(root: Path | None = None) -> dict[str, Chapter]:
     return {chapter.name: chapter for chapter in chapters(root)}
+
+
+def shared_cells(book: Book) -> dict[str, str]:
+    """The cells that chapters share, book/cells/NAME.py, by name."""
+    folder = book.root / "book" / "cells"
+    return {path.stem: path.read_text("utf-8").strip("\n") for path in sorted(folder.glob("*.py"))}
 
 
 def page_files(root: Path | None = None) -> list[Path]:

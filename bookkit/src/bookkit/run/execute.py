@@ -34,19 +34,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from filelock import FileLock, Timeout
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Problem
 from bookkit.run.normalise import normalise, normalise_text
-
-if sys.platform != "win32":
-    import fcntl
 
 STACK_PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint numpy scipy ml_dtypes scikit-learn matplotlib "
@@ -132,6 +130,18 @@ def from_cache(cache: Any, notebook: NotebookNode) -> NotebookNode | None:
     return executed
 
 
+def found_in_cache(book: Book, page: str, any_stack: bool = False) -> NotebookNode | None:
+    """A chapter as its code was executed, on this stack or on any; nothing runs."""
+    from jupyter_cache import get_cache
+
+    folders = [cache_path(book), *sorted(cache_path(book).parent.glob("*/"))]
+    for folder in folders if any_stack else folders[:1]:
+        if (folder / "global.db").exists():
+            if executed := from_cache(get_cache(folder), read_as_sphinx(book, page)):
+                return executed
+    return None
+
+
 def prune(book: Book) -> None:
     """Forget the stacks that were not used for longest."""
     caches = [path for path in cache_path(book).parent.iterdir() if path.is_dir()]
@@ -142,20 +152,19 @@ def prune(book: Book) -> None:
 
 @contextlib.contextmanager
 def alone(book: Book, say: Callable[[str], None]) -> Iterator[None]:
-    """One process executes at a time; a second one waits, and then finds everything cached.
-
-    Windows has no such lock: there two builds at a time may execute the same chapter twice.
-    """
+    """One process executes at a time; a second one waits, and then finds everything cached."""
     path = book.root / "_build" / "executed.lock"
     path.parent.mkdir(exist_ok=True)
-    with path.open("w") as lock:
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say("waiting for another process that executes chapters")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("waiting for another process that executes chapters")
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 # One chapter.
@@ -365,20 +374,26 @@ def execute_all(
 
 
 def in_thread(work: Callable[[], Any]) -> None:
-    """Run a coroutine beside the main thread, so that a stopped command ends its kernels."""
+    """Run a coroutine beside the main thread, where nbclient would take all signals for itself."""
     loop = asyncio.new_event_loop()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         task = loop.create_task(work())
         future = thread.submit(loop.run_until_complete, task)
         try:
             future.result()
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit):  # the kernels end with the task
             loop.call_soon_threadsafe(task.cancel)
             with contextlib.suppress(asyncio.CancelledError, concurrent.futures.CancelledError):
                 future.result()
             raise
         finally:
             loop.close()
+
+
+def write_notebooks(executed: Mapping[str, NotebookNode], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for page, notebook in executed.items():
+        nbformat.write(notebook, folder / f"{Path(page).name}.ipynb")
 
 
 def missing(book: Book) -> list[str]:
@@ -406,6 +421,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     executed = execute(book, pages, workers=chosen.workers, fresh=chosen.fresh)
     if chosen.out:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        for page, notebook in executed.items():
-            nbformat.write(notebook, chosen.out / f"{Path(page).name}.ipynb")
+        write_notebooks(executed, chosen.out)

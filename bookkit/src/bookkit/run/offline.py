@@ -5,14 +5,13 @@
 
 The kernels run in a network namespace of their own (`unshare -rn`) in which only the loopback is up,
 since kernels talk through it, and with an empty HOME. The same code must give the same outputs, but
-for cells tagged `timing`. The first cell that differs is printed. Where namespaces are forbidden the
-pass fails and says so: nothing was shown.
+for cells tagged `timing`. Where namespaces are forbidden the pass fails and says so: nothing was
+shown.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import shutil
 import socket
@@ -20,13 +19,14 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Problem
+from bookkit.run.compare import differences
+from bookkit.run.execute import execute, write_notebooks
 
 NEEDS = (
     "The network-cut pass could not be made: `unshare -rn` failed here ({why}). It needs Linux with "
@@ -62,74 +62,35 @@ def prove_cut() -> None:
     raise Problem("the network is not cut: a connection to the outside succeeded")
 
 
-def execute_inside(pages: list[str], out: Path) -> None:
-    """What runs in the namespace: execute anew into `out`."""
-    loopback_up()
-    prove_cut()
-    from bookkit.run.execute import main
-
-    main([*pages, "--fresh", "--out", str(out)])
-
-
-def execute_cut(pages: list[str], out: Path) -> None:
-    if shutil.which("unshare") is None:
-        raise Problem(NEEDS.format(why="there is no `unshare` command"))
+def execute_cut(book: Book, pages: Sequence[str], out: Path) -> None:
+    """Execute pages anew into `out`, in a process whose network is cut."""
+    if sys.platform != "linux" or not shutil.which("unshare"):
+        raise Problem(NEEDS.format(why="this is not Linux, or has no `unshare` command"))
     possible = subprocess.run(["unshare", "-rn", "true"], capture_output=True, text=True)
     if possible.returncode:
         raise Problem(NEEDS.format(why=possible.stderr.strip() or f"status {possible.returncode}"))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("XDG_") and "proxy" not in name.lower()
+    }
+    command = ["unshare", "-rn", sys.executable, "-m", "bookkit", "offline", "--inside", str(out)]
     with tempfile.TemporaryDirectory(prefix="book-home-") as home:
-        command = ["unshare", "-rn", sys.executable, "-m", "bookkit", "offline"]
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("XDG_") and "proxy" not in name.lower()
-        }
-        done = subprocess.run(
-            [*command, "--inside", str(out), *pages],
-            cwd=Book().root,
-            env={**environment, "HOME": home},
-        )
+        environment["HOME"] = home
+        done = subprocess.run([*command, *pages], cwd=book.root, env=environment)
     if done.returncode:
         raise Problem("without a network a chapter fails; see above")
 
 
-def comparable(output: NotebookNode) -> dict:
-    """An output without what counts executions."""
-    return {
-        key: value for key, value in output.items() if key not in ("execution_count", "metadata")
-    }
-
-
-def first_difference(page: str, one: NotebookNode, two: NotebookNode) -> str | None:
-    """Which cell of two executions shows something else first; None when they agree."""
-    if len(one.cells) != len(two.cells):
-        return f"{page}.md: {len(one.cells)} cells the first time, {len(two.cells)} the second"
-    for number, (before, after) in enumerate(zip(one.cells, two.cells), 1):
-        if before.cell_type != "code" or "timing" in before.metadata.get("tags", []):
-            continue
-        left = [comparable(output) for output in before.outputs]
-        right = [comparable(output) for output in after.outputs]
-        if left != right:
-            lines = difflib.unified_diff(
-                text_of(left), text_of(right), "published", "second run", lineterm="", n=1
-            )
-            return (
-                f"{page}.md, cell {number} shows something else on a second run:\n    "
-                + "\n    ".join(line[:160] for line in list(lines)[:20])
-                + "\nFix seeds, sort, or print less; a cell that measures time is tagged timing."
-            )
-    return None
-
-
-def text_of(outputs: list[dict]) -> list[str]:
-    lines = []
-    for output in outputs:
-        for key, value in sorted(output.items()):
-            parts = value.items() if isinstance(value, dict) else [(key, value)]
-            for name, text in parts:
-                text = "\n".join(text) if isinstance(text, list) else str(text)
-                lines += [f"{name}: {line}" for line in text.splitlines()]
-    return lines
+def unlike_before(book: Book, pages: Sequence[str]) -> Iterator[str]:
+    """Cells that show something else without a network."""
+    first = execute(book, pages)
+    with tempfile.TemporaryDirectory(prefix="book-offline-") as folder:
+        execute_cut(book, pages, Path(folder))
+        for page in pages:
+            second = nbformat.read(Path(folder, f"{Path(page).name}.ipynb"), 4)
+            for number, line, how in differences(first[page], second):
+                yield f"{page}.md, cell {number}: {line}\n{how}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -138,24 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all"
     )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.inside:
-        return execute_inside(options.pages, options.inside)
-    from bookkit.run.execute import execute
-
-    if sys.platform != "linux":
-        raise Problem(NEEDS.format(why="this is not Linux"))
-    book = Book()
-    pages = options.pages or book.chapters
-    first = execute(book, pages)
-    with tempfile.TemporaryDirectory(prefix="book-offline-") as folder:
-        execute_cut(pages, Path(folder))
-        second = {
-            page: nbformat.read(Path(folder, f"{Path(page).name}.ipynb"), 4) for page in pages
-        }
-    problems = [
-        text for page in pages if (text := first_difference(page, first[page], second[page]))
-    ]
-    if problems:
-        raise Problem("\n\n".join(problems))
+    chosen, book = parser.parse_args(arguments), Book()
+    if chosen.inside:
+        loopback_up()
+        prove_cut()
+        write_notebooks(execute(book, chosen.pages, fresh=True), chosen.inside)
+        return
+    pages = chosen.pages or book.chapters
+    if found := list(unlike_before(book, pages)):
+        said = "\n\n".join(["A second run, without a network, shows something else:", *found])
+        raise Problem(
+            f"{said}\n\nFix seeds, sort, or print less; cells that time are tagged timing."
+        )
     print(f"{len(pages)} chapters: the same outputs without a network")

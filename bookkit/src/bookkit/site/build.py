@@ -2,19 +2,24 @@
 
 Each language is built into _build/LANGUAGE/html; the site has the source language at its root and
 the others below (zh-TW/). _build/html is replaced only when everything is complete: no warning, no
-failing cell, no missing page.
+failing cell, no missing page, no address of the book's own that leads nowhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import nbformat
+
+from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, Language, Problem, find_root
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
@@ -47,6 +52,33 @@ def expected(book: Book) -> list[str]:
     return [language.path + file for language in book.languages for file in files]
 
 
+def dead_addresses(book: Book, site: Path) -> Iterator[str]:
+    """Addresses of the book's own that lead nowhere on the built site, page and anchor."""
+    ids = functools.cache(ids_of)  # a page is read once
+    made = [book.notebook(page, one) for page in book.chapters for one in book.languages]
+    for path in sorted([*book.root.glob("book/*.md"), *book.root.glob("*.md"), *made]):
+        where = path.relative_to(book.root).as_posix()
+        for url in addresses(words_of(path)):
+            target = meaning_of_url(url, book)
+            if target is None or target.kind == "repository":
+                continue
+            there = target.on_site(book, site)
+            if there is None:
+                yield f"{where}: {url} is not on the built site: correct the address"
+            elif target.anchor and target.anchor not in ids(there):
+                yield f"{where}: {url}: that page has no anchor #{target.anchor}: correct it"
+
+
+def words_of(path: Path) -> str:
+    if path.suffix == ".md":
+        return path.read_text("utf-8")
+    return "\n\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+
+
+def ids_of(page: Path) -> set[str]:
+    return set(re.findall(r"\s(?:id|name)=[\"']([^\"']+)", page.read_text("utf-8")))
+
+
 def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
     """Copy the outputs (by language) together, check that nothing is missing, then swap folders."""
     new, old = site.with_name(site.name + ".new"), site.with_name(site.name + ".old")
@@ -66,6 +98,9 @@ def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
             + ". Each page of _toc.yml needs its file in book/, "
             "and each chapter its notebooks (`make sync`)."
         )
+    if dead := list(dead_addresses(book, new)):
+        shutil.rmtree(new)
+        raise Problem("\n".join(dead))
     (new / ".nojekyll").touch()  # GitHub Pages then serves folders that begin with _
     if site.exists():
         site.rename(old)

@@ -27,7 +27,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from bookkit.model.book import Problem, find_root
 
-NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
+BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
 QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars
     --disable-background-networking --disable-component-update --disable-sync
     --remote-debugging-port=0 about:blank""".split()
@@ -43,7 +43,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-class Page:
+class Tab:
     """One tab, spoken to in the DevTools protocol."""
 
     def __init__(self, socket: WebSocketClientConnection) -> None:
@@ -83,7 +83,7 @@ async def photograph(port: int, site: str, options: argparse.Namespace) -> tuple
 
     request = HTTPRequest(f"http://127.0.0.1:{port}/json/new?about:blank", "PUT", body="")
     tab = json.loads((await AsyncHTTPClient().fetch(request)).body)
-    page = Page(await websocket_connect(tab["webSocketDebuggerUrl"], max_message_size=2**28))
+    page = Tab(await websocket_connect(tab["webSocketDebuggerUrl"], max_message_size=2**28))
     for domain in ("Page", "Runtime", "Network", "Log"):
         await page.send(f"{domain}.enable")
     size = {"width": options.width, "height": options.height}
@@ -126,14 +126,14 @@ async def photograph(port: int, site: str, options: argparse.Namespace) -> tuple
     return base64.b64decode(picture["data"]), wrong
 
 
-async def whole(page: Page) -> dict[str, Any]:
+async def whole(page: Tab) -> dict[str, Any]:
     height = await page.value("document.documentElement.scrollHeight")
     width = await page.value("innerWidth")
     return {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}}
 
 
 def browse(site: str, options: argparse.Namespace) -> tuple[bytes, list[str]]:
-    chromium = next(filter(None, map(shutil.which, NAMES)), None)
+    chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
     if chromium is None:
         raise Problem("No Chromium found. Debian: sudo apt install chromium")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

@@ -7,8 +7,6 @@ those of pages that did not change.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from urllib.parse import unquote
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
@@ -19,45 +17,10 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
+from bookkit.model.addresses import meaning_of_url
 from bookkit.model.book import Book
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a URL below the book's address means."""
-
-    kind: str  # page, file (made by the build), static, image, or unknown
-    name: str
-    anchor: str = ""
-    language: str = ""  # as the URL names it, "" for the source language
-
-
-def meaning_of_url(url: str, book: Book) -> Target | None:
-    """What a URL means in the book, or None if it is not below the book's address."""
-    site = book.site
-    if url.rstrip("/") == site.rstrip("/"):
-        return Target("page", book.pages[0])
-    if not url.startswith(site):
-        return None
-    path, _, anchor = url[len(site) :].partition("#")
-    path = unquote(path.partition("?")[0])
-    language = ""
-    for other in book.languages[1:]:
-        if path.startswith(other.path) or path == other.path.rstrip("/"):
-            language, path = other.code, path[len(other.path) :]
-    if path in ("", "index.html"):
-        return Target("page", book.pages[0], anchor, language)
-    if path.endswith(".html"):
-        page = path.removesuffix(".html")
-        return Target("page" if page in book.pages else "unknown", page, anchor, language)
-    if path.startswith("_static/"):
-        return Target("static", path.removeprefix("_static/"), anchor, language)
-    if path.startswith("_images/"):
-        return Target("image", path.removeprefix("_images/"), anchor, language)
-    made = {"notebooks.zip"} | {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
-    return Target("file" if path in made else "unknown", path, anchor, language)
 
 
 class OwnUrls(SphinxTransform):
@@ -73,7 +36,7 @@ class OwnUrls(SphinxTransform):
                 image["uri"] = f"/book/images/{found.name}"
         for link in list(self.document.findall(nodes.reference)):
             found = meaning_of_url(link.get("refuri", ""), book)
-            if not found:
+            if not found or found.kind == "repository":
                 continue
             if found.kind == "unknown":
                 logger.warning("the book has no page %s", link["refuri"], location=link)

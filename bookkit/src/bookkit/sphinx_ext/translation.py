@@ -46,7 +46,7 @@ def translate_page(app: Sphinx, doctree: nodes.document) -> None:
     slant_latin(doctree)
     states = mark_untranslated(book, language, page, doctree)
     counted = list(states.values())
-    if own := catalogues.of_page(book, language, page).get("code"):
+    if own := catalogues.catalogues_of_page(book, language, page).get("code"):
         messages = messages_of_build(app)[catalogues.code_name(page)]
         counted += own.states(message.text for message in messages).values()
     done = sum(state == "translated" for state in counted)
@@ -95,7 +95,7 @@ def mark_untranslated(
     book: Book, language: Any, page: str, doctree: nodes.document
 ) -> dict[str, State]:
     """Mark what stays English, and say so above it; the state of each text."""
-    catalogue = catalogues.of_page(book, language, page)["text"]
+    catalogue = catalogues.catalogues_of_page(book, language, page)["text"]
     back = {new: old for old, new in catalogue.translations.items()}
     found = list(extract_messages(doctree))
     english = [

@@ -72,7 +72,7 @@ STACKS = {
     )
 }
 LOCAL = [name for name in STACKS if name != "nightly"]
-REFERENCE = "pinned"  # outputs of the other stacks are compared with this one's
+COMPARED_WITH = "pinned"  # outputs of the other stacks are compared with this one's
 
 
 # Environments.
@@ -239,7 +239,9 @@ def unlike(book: Book, stack: str) -> dict[str, list[int]] | None:
     found: dict[str, list[int]] | None = None
     for page in book.chapters:
         name = book.notebook(page).relative_to(book.root).as_posix()
-        paths = [result_path(book, one, name).with_suffix(".ipynb") for one in (REFERENCE, stack)]
+        paths = [
+            result_path(book, one, name).with_suffix(".ipynb") for one in (COMPARED_WITH, stack)
+        ]
         if not all(path.exists() for path in paths):
             continue
         found = {} if found is None else found
@@ -250,7 +252,7 @@ def unlike(book: Book, stack: str) -> dict[str, list[int]] | None:
             if how in ("the code of this cell changed", "this cell is gone"):
                 continue  # the two ran at different commits
             found.setdefault(Path(name).stem, []).append(number)
-            print(f"{stack} against {REFERENCE}: {name}, cell {number}: {line}\n{how}\n")
+            print(f"{stack} against {COMPARED_WITH}: {name}, cell {number}: {line}\n{how}\n")
     return found
 
 
@@ -280,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--fresh", action="store_true", help="run again what has passed")
     options.add_argument("--report", type=Path, help="write what fails here, for an issue")
     chosen, book = options.parse_args(arguments), Book()
-    notebooks_to_run(book, STACKS[REFERENCE], chosen.chapter)  # or it says which there are
+    notebooks_to_run(book, STACKS[COMPARED_WITH], chosen.chapter)  # or it says which there are
     problems, everything = [], []
     with checkout(book) as copy:
         announce(copy)
@@ -303,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 write_record(book, data)
     if not chosen.chapter:
         data = load_record(book)
-        for name in (name for name in LOCAL if name in data and name != REFERENCE):
+        for name in (name for name in LOCAL if name in data and name != COMPARED_WITH):
             if (found := unlike(book, name)) is not None:
                 data[name]["differs"] = found
         write_record(book, data)

@@ -19,7 +19,7 @@ from typing import Any
 
 from bookkit.model.book import Book, Problem
 
-PAGE = "book/matrix"
+MATRIX_PAGE = "book/matrix"
 BEGIN, END = "<!-- made by bookkit matrix-page: {} -->", "<!-- end of {} -->"
 README = "<!-- made by bookkit matrix-page from book/matrix.json -->"
 SHOWN = "python jax jaxlib flax optax orbax-checkpoint numpy scipy scikit-learn ipython".split()
@@ -118,7 +118,7 @@ def passed(stack: dict[str, Any]) -> tuple[int, int]:
 
 def summary_for_readme(book: Book, data: dict[str, Any]) -> str:
     lines = [
-        f"| [tested on]({book.page_url(PAGE)}) | Python | jax | flax | notebooks | when |",
+        f"| [tested on]({book.page_url(MATRIX_PAGE)}) | Python | jax | flax | notebooks | when |",
         "|---|---|---|---|---|---|",
     ]
     for name, stack in data.items():
@@ -142,7 +142,7 @@ def fill(text: str, name: str, made: str, where: str) -> str:
 def files_of_record(book: Book, data: dict[str, Any]) -> Iterator[tuple[Path, str]]:
     data = {name: data[name] for name in SUMMARY if name in data}
     yield path_of(book), json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-    page = book.source(PAGE)
+    page = book.source(MATRIX_PAGE)
     text = page.read_text("utf-8")
     for name, make in (
         ("versions", versions_table),

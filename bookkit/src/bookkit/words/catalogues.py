@@ -115,7 +115,7 @@ def code_name(page: str) -> str:
     return f"code/{page.rsplit('/', 1)[-1]}"
 
 
-def of_page(book: Book, language: Language, page: str) -> dict[str, Catalogue]:
+def catalogues_of_page(book: Book, language: Language, page: str) -> dict[str, Catalogue]:
     """A page's catalogues by kind: its text, and for a chapter its code."""
     here = catalogue_folder(book, language)
     found = {"text": Catalogue(here / f"{page}.po")}
@@ -163,7 +163,7 @@ def updated(
     gone = {text: entry for text, entry in before.items() if entry.msgstr and text not in texts}
     new = [text for text in texts if text not in before and text not in memory]
     order = [message.text for message in messages]
-    successors = dict(pairs(list(before.values()), order, new, gone))
+    successors = dict(predecessors(list(before.values()), order, new, gone))
     entries = []
     for message in messages:
         entry = polib.POEntry(
@@ -187,7 +187,7 @@ def updated(
     return entries
 
 
-def pairs(
+def predecessors(
     old: Sequence[polib.POEntry],
     order: Sequence[str],
     new: Sequence[str],

@@ -27,7 +27,7 @@ CODE, MATH, LINK, EMPHASIS = "\ue000", "\ue001", "\ue002", "\ue003"  # in `as_si
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     check: str  # number, link, term, …
     what: str  # what is wrong, and what to do
 
@@ -193,19 +193,19 @@ def translated_numbers(text: str) -> Numbers:
     return found
 
 
-def number_findings(english: str, translated: str, numerals: bool) -> Iterator[Finding]:
+def number_findings(english: str, translated: str, numerals: bool) -> Iterator[Remark]:
     """`numerals`: does the language spell numbers as this module reads them?"""
     old, new = english_numbers(english), translated_numbers(translated)
     for value in old.digits - new.digits:
         if new.words[value] < (old.digits - new.digits)[value]:
-            yield Finding("number", f"the English says {value}, the translation does not")
+            yield Remark("number", f"the English says {value}, the translation does not")
     for value in new.digits - old.digits:
         if value not in old.digits and value not in old.words and value not in old.loose:
-            yield Finding("number", f"{value} is not in the English")
+            yield Remark("number", f"{value} is not in the English")
     kept = english_numbers(translated).words if numerals else {}  # titles that stay English
     for value in old.words if numerals else ():
         if int(value) > 2 and not (new.digits[value] or new.words[value] or kept[value]):
-            yield Finding("number", f"the English says {value} in words, the translation does not")
+            yield Remark("number", f"the English says {value} in words, the translation does not")
 
 
 # What a message consists of.
@@ -257,11 +257,11 @@ def shape(text: str) -> tuple[list[str], Counter[str], int]:
 
 def unlike_english(
     english: str, translated: str, markdown: bool = True, numerals: bool = True
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     """What a translation lost or changed. `markdown`: not for comments and drawings."""
     if english.startswith("\n"):  # a formula on lines of its own, between $$ and $$
         if english != translated:
-            yield Finding("formula", "this is a formula: copy the English")
+            yield Remark("formula", "this is a formula: copy the English")
         return
     old, new = kept_parts(english, markdown), kept_parts(translated, markdown)
     for kind, wanted in old.items():
@@ -271,7 +271,7 @@ def unlike_english(
         if lost or extra:
             said = [f"lacks {', '.join(lost)}"] * bool(lost)
             said += [f"has {', '.join(extra)}, which the English has not"] * bool(extra)
-            yield Finding(kind, f"the translation {' and '.join(said)}: {ADVICE[kind]}")
+            yield Remark(kind, f"the translation {' and '.join(said)}: {ADVICE[kind]}")
     yield from number_findings(
         as_signs(english, markdown), as_signs(translated, markdown), numerals
     )
@@ -279,21 +279,21 @@ def unlike_english(
         was, now = shape(english), shape(translated)
         if was[0] != now[0]:
             new_blocks = ", ".join(kind for kind in now[0] if kind.endswith("_open"))
-            yield Finding(
+            yield Remark(
                 "Markdown",
                 f"the translation becomes {new_blocks or 'nothing'}, not what the English is: "
                 "begin and end it as the English does (no 1. or - or # at its start)",
             )
         for kind, mark in (("strong_open", "**"), ("em_open", "*")):
             if was[1][kind] != now[1][kind]:
-                yield Finding(
+                yield Remark(
                     "emphasis",
                     f"{mark}…{mark} renders {now[1][kind]} times, in the English {was[1][kind]}: "
                     "a closing mark after 。 needs a space or the end of the line after it; "
                     "better put 。 outside",
                 )
         if was[2] != now[2]:
-            yield Finding("emphasis", "a * is shown as a star: see which mark does not close")
+            yield Remark("emphasis", "a * is shown as a star: see which mark does not close")
 
 
 # Words and punctuation.
@@ -303,7 +303,7 @@ LATIN = rf"[A-Za-z0-9{CODE}{MATH}]"
 FULL = "，。；：！？「」『』（）、《》〈〉"
 PAIRS = ("（）", "「」", "『』", "《》")
 UNITS = r"(?:[KMGT]i?B|kB|ms|µs|ns|[kMG]Hz|[GTP]?FLOP)(?:/s)?"
-RULES = [  # (what is looked for in the plain text without borders, what to do)
+PUNCTUATION = [  # (what is looked for in the plain text without borders, what to do)
     (rf"{HAN}{LATIN}|{LATIN}{HAN}", "put a space between Chinese and Latin, code or formulas"),
     (rf"{HAN}\s*[,;:!?]|[,;:!?]\s*{HAN}", "write ，；：！？ in Chinese"),
     (rf"{HAN}\.(?!\w)", "write 。 in Chinese"),
@@ -338,7 +338,7 @@ class House:
     exceptions: tuple[Mapping[str, str], ...] = ()
     path: Path | None = None
 
-    def words(self, text: str) -> Iterator[Finding]:
+    def words(self, text: str) -> Iterator[Remark]:
         for term in self.terms:
             for form in term.never:
                 for match in re.finditer(re.escape(form), text):
@@ -348,40 +348,40 @@ class House:
                     )
                     if not ok:
                         around = text[max(0, match.start() - 8) : match.end() + 8]
-                        yield Finding(
+                        yield Remark(
                             "term",
                             f"{form} in “{legible(around)}”: {term.english} is {term.chinese}",
                         )
         if self.chinese:
             for sign in dict.fromkeys(re.findall(HAN, text)):
                 if sign in self.simplified or not in_big5(sign):
-                    yield Finding("term", f"{sign} is no sign of traditional Chinese")
+                    yield Remark("term", f"{sign} is no sign of traditional Chinese")
 
-    def punctuation(self, english: str, text: str) -> Iterator[Finding]:
+    def punctuation(self, english: str, text: str) -> Iterator[Remark]:
         """`text`: as `as_signs` gives it."""
         if not self.chinese or not re.search(HAN, text):
             return
         bare = text.replace(LINK, "").replace(EMPHASIS, "")
-        for rule, advice in RULES:
+        for rule, advice in PUNCTUATION:
             for match in re.finditer(rule, bare):
                 around = bare[max(0, match.start() - 8) : match.end() + 8]
-                yield Finding("punctuation", f"“{legible(around)}”: {advice}")
+                yield Remark("punctuation", f"“{legible(around)}”: {advice}")
         for match in BESIDE.finditer(text.replace(LINK, "")):
             # Emphasis that ends in 。 needs a space after it, or it does not render.
             around = text.replace(LINK, "")[max(0, match.start() - 8) : match.end() + 8]
-            yield Finding("punctuation", f"“{legible(around)}”: no space beside full-width signs")
+            yield Remark("punctuation", f"“{legible(around)}”: no space beside full-width signs")
         for rule, advice in (
             (rf"{HAN}{LINK}{HAN}", "put a space around the link"),
             (rf"{HAN} {HAN}", "no space between Chinese signs"),
         ):
             for match in re.finditer(rule, text):
                 around = text[max(0, match.start() - 8) : match.end() + 8]
-                yield Finding("punctuation", f"“{legible(around)}”: {advice}")
+                yield Remark("punctuation", f"“{legible(around)}”: {advice}")
         for pair in PAIRS:
             if bare.count(pair[0]) != bare.count(pair[1]):
-                yield Finding("punctuation", f"{pair} do not come in pairs")
+                yield Remark("punctuation", f"{pair} do not come in pairs")
         if bare.endswith("。") and not re.search(r"[.:!?…]\W*$", as_signs(english)):
-            yield Finding("punctuation", "。 at the end, where the English has no full stop")
+            yield Remark("punctuation", "。 at the end, where the English has no full stop")
 
 
 def legible(text: str) -> str:
@@ -400,7 +400,7 @@ def in_big5(sign: str) -> bool:
 
 def without_english(
     terms: Sequence[Term], prose: Sequence[str], page: Sequence[str]
-) -> Iterator[tuple[Finding, int]]:
+) -> Iterator[tuple[Remark, int]]:
     """Terms that a page uses often and never with their English; the number of the first in `prose`.
 
     Texts are as `as_signs` gives them; `page` has headings and lists too.
@@ -416,7 +416,7 @@ def without_english(
                 f"{term.chinese}, {len(uses)} times on the page, and never with its English: "
                 f"write {term.chinese}（{term.english}） where it comes first"
             )
-            yield Finding("English", what), uses[0]
+            yield Remark("English", what), uses[0]
 
 
 def read_house(path: Path) -> House:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from bookkit.model.book import Book
-from bookkit.model.chapter import parse
+from bookkit.model.chapter import parse, shared_cells
 from bookkit.words.catalogues import Message, code_name
 from bookkit.words.comments import Comment, comments
 from bookkit.words.drawn import MESHSCOPE, PLACE, drawn_messages, signatures
@@ -14,11 +14,6 @@ from bookkit.words.drawn import MESHSCOPE, PLACE, drawn_messages, signatures
 ABOUT_COMMENT = "Comment beside this code: "
 ABOUT_FORM = "Name of a folded cell."
 ABOUT_DRAWING = "In a drawing. Names in braces stand for what varies: keep them as they are."
-
-
-def shared_cells(book: Book) -> dict[str, str]:
-    folder = book.root / "book" / "cells"
-    return {path.stem: path.read_text("utf-8").strip("\n") for path in sorted(folder.glob("*.py"))}
 
 
 def cells_of(book: Book, page: str) -> list[str]:

@@ -29,8 +29,8 @@ from bookkit.model.book import Book, Language, Problem, find_root
 from bookkit.words import catalogues, po
 from bookkit.words.catalogues import Catalogue, Message, State
 from bookkit.words.checks import (
-    Finding,
     House,
+    Remark,
     as_signs,
     read_house,
     unlike_english,
@@ -184,7 +184,7 @@ class Found:
     page: str
     path: Path
     line: int
-    finding: Finding
+    finding: Remark
     english: str
     translated: str
 
@@ -257,7 +257,7 @@ def check_language(book: Book, language: Language) -> list[Found]:
                 f"{known['check']!r}, text {known['text']!r}: delete that entry"
             )
             path = house.path.relative_to(book.root)
-            left.append(Found("", path, 0, Finding("exception", what), "", ""))
+            left.append(Found("", path, 0, Remark("exception", what), "", ""))
     return left
 
 

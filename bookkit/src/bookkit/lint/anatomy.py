@@ -1,0 +1,187 @@
+"""Rules of a chapter's anatomy: how it opens and closes, how exercises and predictions are built.
+
+That exercises and predictions work is tried by running them, tests/book/.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+from bookkit.lint.prose import blocks
+from bookkit.lint.rules import CHAPTER, WHOLE, Page, Said, SaidOfBook, rule
+from bookkit.model.book import Book
+from bookkit.model.chapter import Cell, Chapter, chapters
+
+PARTS = ("exercise-", "check-", "solution-")
+WRITTEN_MESH = "(2, 4)"
+
+
+@rule(CHAPTER)
+def opening(page: Page) -> Said:
+    """A chapter opens with title, badge, bold question and answer, You will, You need."""
+    first, name = page.chapter.cells[0], f"book/{page.chapter.name}"
+    if first.kind != "markdown" or not re.match(r"# \S", first.source):
+        yield first.line, "a chapter begins with a Markdown cell and `# Its title`"
+        return
+    colab, site = page.book.colab_url(name), page.book.page_url(name)
+    lines = [line for line in first.lines if line.strip()]
+    badge = lines[1] if len(lines) > 1 else ""
+    if f"]({colab})" not in badge or f"]({site})" not in badge or "colab-badge.svg" not in badge:
+        what = f"the line after the title holds the Colab badge, linked to {colab}, and a link to {site}"
+        yield first.line, what
+    texts = [text for _, text, _, _ in blocks(first.source)]
+    if not any(
+        re.fullmatch(r"\*\*(?!You (?:will|need)\b)[^*].*\*\*", text, re.S) for text in texts
+    ):
+        yield first.line, "the question and its answer stand on top, one bold paragraph: write it"
+    for phrase in ("You will", "You need"):
+        if not re.search(rf"\*\*{phrase}\b", first.source, re.I):
+            yield first.line, f"no **{phrase}** on top: add it"
+    items = r"\*\*You will\b.*?\n\n?((?:\s*[-*] .*\n(?:  .*\n)*)+)"
+    if found := re.search(items, first.source + "\n", re.I):
+        count = len(re.findall(r"(?m)^\s*[-*] ", found[1]))
+        if count > 4:
+            yield first.line, f"{count} verbs under **You will**; 4 are the limit"
+
+
+def section(chapter: Chapter, pattern: str) -> str | None:
+    """The Markdown below the heading that matches, up to the next one of its level."""
+    text = "\n\n".join(cell.source for cell in chapter.markdown)
+    found = re.search(rf"(?mi)^(#+) [^\n]*(?:{pattern})[^\n]*$", text)
+    if not found:
+        return None
+    rest = text[found.end() :]
+    end = re.search(rf"(?m)^#{{1,{len(found[1])}}} ", rest)
+    return rest[: end.start()] if end else rest
+
+
+@rule(CHAPTER)
+def closing(page: Page) -> Said:
+    """A chapter closes with Takeaways (1 to 5), In practice, Exercises, Further reading."""
+    last = page.chapter.cells[-1].line
+    takeaways = section(page.chapter, r"take[ -]?aways?")
+    for name in ("Takeaways", "Exercises", "In practice", "Further reading"):
+        pattern = {"Takeaways": r"take[ -]?aways?", "Exercises": "exercises?"}.get(name, name)
+        if section(page.chapter, pattern) is None:
+            yield last, f"no heading {name}: add it"
+    if takeaways is not None:
+        count = len(re.findall(r"(?m)^(?:[-*]|\d+\.) ", takeaways))
+        if not 1 <= count <= 5:
+            yield last, f"{count} takeaways in a list; 1 to 5 belong there"
+
+
+# Exercises.
+
+
+def exercises(chapter: Chapter) -> dict[str, dict[str, Cell]]:
+    """{name: {"exercise-": cell, "check-": cell, "solution-": cell}} in the order of the page."""
+    found: dict[str, dict[str, Cell]] = {}
+    for cell in chapter.code:
+        for part in PARTS:
+            if name := cell.tagged(part):
+                found.setdefault(name, {})[part] = cell
+    return found
+
+
+def defined_names(source: str) -> set[str]:
+    """Names that a cell assigns or defines at its top level."""
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {
+                one.id
+                for target in targets
+                for one in ast.walk(target)
+                if isinstance(one, ast.Name)
+            }
+    return names
+
+
+@rule(CHAPTER)
+def exercise_cells(page: Page) -> Said:
+    """An exercise is a stub, a check that asks it, and a folded solution, in this order."""
+    found = exercises(page.chapter)
+    if not found:
+        yield 1, "no exercise; tag a stub exercise-NAME, its check check-NAME, and solution-NAME"
+    for name, cells in found.items():
+        if missing := [part + name for part in PARTS if part not in cells]:
+            yield next(iter(cells.values())).line, f"no cell tagged {', '.join(missing)}: add it"
+            continue
+        stub, check, solution = (cells[part] for part in PARTS)
+        if not stub.index < check.index < solution.index:
+            yield stub.line, f"exercise {name}: the order is stub, check, solution"
+        if f"answer_{name}" not in defined_names(stub.source):
+            yield stub.line, f"the stub does not define answer_{name}"
+        if f"check_{name}" not in defined_names(check.source):
+            yield check.line, f"the check does not define check_{name}"
+        if f"check_{name}(" not in check.lines[-1]:
+            yield check.line, f"the last line calls check_{name}"
+        if f"answer_{name}" not in defined_names(solution.source):
+            yield solution.line, f"the solution does not define answer_{name}"
+        if solution.lines[-1].strip() != f"check_{name}(answer_{name})":
+            what = f"the last line is check_{name}(answer_{name}), so that its answer shows"
+            yield solution.line, what
+        folded = "hide-cell" in solution.tags and solution.metadata.get("cellView") == "form"
+        if not folded or not solution.lines[0].startswith("# @title Solution"):
+            what = "tag hide-cell, `:cellView: form`, first line `# @title Solution`"
+            yield solution.line, f"a solution is folded: {what}"
+
+
+@rule(WHOLE)
+def wrong_answers(book: Book) -> SaidOfBook:
+    """tests/exercises.toml has a wrong answer, and why it is one, for each exercise."""
+    path = "tests/exercises.toml"
+    wrong = tomllib.loads((book.root / path).read_text("utf-8"))
+    there = {chapter.name: exercises(chapter) for chapter in chapters(book.root)}
+    for chapter, found in there.items():
+        for name in found:
+            entry = wrong.get(chapter, {}).get(name, {})
+            if not entry.get("wrong") or not entry.get("why"):
+                needs = f"needs `wrong` (Python that assigns answer_{name}) and `why`"
+                yield path, 1, f'["{chapter}".{name}] {needs}'
+    for chapter, entries in wrong.items():
+        for name in set(entries) - set(there.get(chapter, ())):
+            yield path, 1, f'["{chapter}".{name}] has no exercise in the chapter: delete it'
+
+
+# Predictions.
+
+
+def names_in(tree: ast.AST, *, stored: bool = False) -> set[str]:
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return {node.id for node in found if not stored or isinstance(node.ctx, ast.Store)}
+
+
+def of_prediction(names: set[str]) -> bool:
+    return any(name.startswith("predicted") for name in names)
+
+
+@rule(CHAPTER)
+def prediction_cells(page: Page) -> Said:
+    """A prediction is computed in a cell tagged predict and asserted in one tagged predicted."""
+    tagged = {
+        tag: [cell for cell in page.chapter.code if tag in cell.tags]
+        for tag in ("mesh", "predict", "predicted")
+    }
+    if len(tagged["mesh"]) != 1:
+        yield 1, f"{len(tagged['mesh'])} cells tagged mesh; one makes the chapter's mesh"
+    elif tagged["mesh"][0].source.count(WRITTEN_MESH) != 1:
+        what = f"tagged mesh, it holds {WRITTEN_MESH} once, for tests to put others there"
+        yield tagged["mesh"][0].line, what
+    if not tagged["predict"] or not tagged["predicted"]:
+        how = "compute one in a cell tagged predict and assert it in a later one tagged predicted"
+        yield 1, f"no prediction; {how}"
+    for cell in tagged["predict"]:
+        if not of_prediction(names_in(ast.parse(cell.source), stored=True)):
+            yield cell.line, "tagged predict, but assigns no name that begins with predicted"
+    for cell in tagged["predicted"]:
+        asserts = [
+            node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Assert)
+        ]
+        if not any(of_prediction(names_in(one)) for one in asserts):
+            yield cell.line, "tagged predicted, but asserts nothing about predicted…"

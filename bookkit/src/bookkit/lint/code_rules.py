@@ -1,0 +1,110 @@
+"""Rules of code cells."""
+
+from __future__ import annotations
+
+import re
+import statistics
+
+from bookkit.lint.rules import CHAPTER, Page, Said, rule
+from bookkit.model.chapter import shared_cells
+
+COLUMNS, LINES = 88, 30
+KNOWN_TAGS = re.compile(
+    r"setup|hide-cell|hide-input|hide-output|raises-exception|timing|mesh|fixed-mesh|predict|predicted"
+    r"|(?:shared|exercise|check|solution)-[a-zA-Z_]\w*"
+)
+
+
+@rule(CHAPTER)
+def narrow_lines(page: Page) -> Said:
+    """Code has at most 88 columns, the setup cell 100."""
+    for cell in page.chapter.code:
+        limit = 100 if "setup" in cell.tags else COLUMNS
+        for number, line in enumerate(cell.lines, cell.line):
+            if len(line) > limit:
+                yield number, f"{len(line)} columns; break it before {limit}"
+
+
+@rule(CHAPTER)
+def short_cells(page: Page) -> Said:
+    """Cells have five lines or so, one in ten more than 15, none more than 30."""
+    cells = [cell for cell in page.chapter.code if "setup" not in cell.tags]
+    for cell in cells:
+        if len(cell.lines) > LINES:
+            yield cell.line, f"{len(cell.lines)} lines in the cell; split it, {LINES} are the limit"
+    lengths = [len(cell.lines) for cell in cells]
+    if lengths and (median := statistics.median(lengths)) > 5:
+        yield 1, f"the median cell has {median} lines; 5 are the limit: one idea in each cell"
+    long = [cell for cell in cells if len(cell.lines) > 15]
+    if len(long) > len(cells) / 10:
+        where = ", ".join(str(cell.line) for cell in long)
+        many = f"{len(long)} of {len(cells)} cells have more than 15 lines"
+        yield 1, f"{many} (those at lines {where}); a tenth may: split some"
+
+
+@rule(CHAPTER)
+def few_cells(page: Page) -> Said:
+    """A chapter has at most 45 code cells, two of them tagged timing."""
+    if len(page.chapter.code) > 45:
+        yield 1, f"{len(page.chapter.code)} code cells; 45 are the limit: take some out"
+    for cell in [cell for cell in page.chapter.code if "timing" in cell.tags][2:]:
+        yield cell.line, "a third cell tagged timing; a chapter may have two"
+
+
+@rule(CHAPTER)
+def plain_python(page: Page) -> Said:
+    """Cells are plain Python, without magics and shell lines."""
+    for cell in page.chapter.code:
+        try:
+            compile(cell.source, "cell", "exec")
+        except SyntaxError as error:
+            line = cell.line + (error.lineno or 1) - 1
+            yield (
+                line,
+                f"not plain Python ({error.msg}); magics do not run everywhere: write it out",
+            )
+
+
+@rule(CHAPTER)
+def known_tags(page: Page) -> Said:
+    """Cells have tags that some check knows."""
+    for cell in page.chapter.cells:
+        for tag in cell.tags:
+            if not KNOWN_TAGS.fullmatch(tag):
+                yield (
+                    cell.line,
+                    f"no check knows the tag {tag!r}; KNOWN_TAGS in code_rules.py has all",
+                )
+
+
+@rule(CHAPTER)
+def same_bytes(page: Page) -> Said:
+    """Cells that chapters share are the bytes of book/cells/."""
+    shared = shared_cells(page.book)
+    for cell in page.chapter.code:
+        name = "setup" if "setup" in cell.tags else cell.tagged("shared-")
+        if name is None:
+            continue
+        if name not in shared:
+            yield (
+                cell.line,
+                f"tagged for book/cells/{name}.py, which is missing: write it, or untag",
+            )
+        elif cell.source != shared[name]:
+            pairs = zip([*cell.lines, ""], [*shared[name].split("\n"), ""])
+            off = next((at for at, (a, b) in enumerate(pairs) if a != b), len(cell.lines))
+            what = f"not the bytes of book/cells/{name}.py: change that file, then `make sync`"
+            yield cell.line + off, what
+
+
+@rule(CHAPTER)
+def setup_is_second(page: Page) -> Said:
+    """The second cell, and no other, is the folded setup cell."""
+    second = page.chapter.cells[min(1, len(page.chapter.cells) - 1)]
+    if second.kind != "code" or set(second.tags) != {"setup", "hide-cell"}:
+        yield second.line, "the second cell is the setup cell, tagged setup and hide-cell"
+    elif second.metadata.get("cellView") != "form":
+        yield second.line, "the setup cell needs `:cellView: form`, so that Colab folds it"
+    for cell in page.chapter.code[1:]:
+        if "setup" in cell.tags:
+            yield cell.line, "a second setup cell; one is enough: delete it"

@@ -1,0 +1,223 @@
+"""Rules of prose, headings, pictures, and Markdown that the site, Colab and GitHub all show well."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+
+from bookkit.lint.prose import blocks, headings, read_aloud, sentences, words
+from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, Page, Said, rule
+from bookkit.model.chapter import Cell
+
+BANNED = {
+    r"simply|just|obviously|clearly|of course|easily": "tells the reader how it should feel",
+    r"(?i:behaviors?|colors?|neighbors?|favor|center(?:s|ed)?|labeled|labeling|modeling"
+    r"|analyz\w+|initializ(?!er)\w+|parallelize\w*|utiliz\w+|organiz\w+|recogniz\w+|summariz\w+"
+    r"|memoriz\w+|penaliz\w+|emphasiz\w+|minimiz\w+|maximiz\w+|realiz\w+)": (
+        "is spelled the American way: the book writes colour, behaviour, initialise"
+    ),
+}
+# Words of the field and of the instruments' names keep their spelling.
+SPELLED_SO = re.compile(r"(?i)^(rematerializ|materializ|normaliz|optimiz|serializ)")
+PROPER_NAMES = set(
+    "JAX Flax NNX Auto Explicit Manual Orbax Adam AdamW Colab Python CPU GPU TPU FSDP Megatron Linen "
+    "XLA SPMD I A MLP HLO PRNG ZeRO RNG Optax API".split()
+)
+
+
+def prose(page: Page) -> Iterator[tuple[int, str, str]]:
+    """(line of the file, kind of block, text) of what is read."""
+    for cell in page.chapter.markdown:
+        for kind, text, line, _ in blocks(cell.source):
+            yield cell.line + line, kind, text
+
+
+@rule(CHAPTER)
+def enough_words(page: Page) -> Said:
+    """A chapter has 1,500 to 3,500 words of prose."""
+    count = sum(len(words(text)) for _, _, text in prose(page))
+    if not 1500 <= count <= 3500:
+        yield 1, f"{count} words of prose; a chapter has 1,500 to 3,500"
+
+
+@rule(CHAPTER)
+def short_sentences(page: Page) -> Said:
+    """Sentences have 20 words on average and never more than 45."""
+    every = [
+        (len(words(sentence)), line, sentence)
+        for line, kind, text in prose(page)
+        if kind in ("paragraph", "item", "alert")
+        for sentence in sentences(text)
+    ]
+    if every and (mean := statistics.mean(count for count, *_ in every)) > 20:
+        count, line, sentence = max(every)
+        yield (
+            line,
+            (
+                f"{mean:.1f} words in the average sentence of the page; 20 are the limit. "
+                f"The longest ({count}) is {sentence[:70]}…"
+            ),
+        )
+    for count, line, sentence in every:
+        if count > 45:
+            yield line, f"a sentence of {count} words; make two: {sentence[:70]}…"
+
+
+@rule(CHAPTER)
+def short_paragraphs(page: Page) -> Said:
+    """Paragraphs have at most four sentences."""
+    for line, kind, text in prose(page):
+        count = len(sentences(text)) if kind in ("paragraph", "alert") else 0
+        if count > 4:
+            about = f'"{read_aloud(text)[:50]}…"'
+            yield line, f"{count} sentences in the paragraph {about}; 4 are the limit"
+
+
+@rule(CHAPTER)
+def plain_words(page: Page) -> Said:
+    """No word tells the reader how it should feel; spelling is British."""
+    for line, _, text in prose(page):
+        for pattern, why in BANNED.items():
+            for found in re.finditer(rf"(?i:\b(?:{pattern})\b)", read_aloud(text)):
+                if not SPELLED_SO.match(found[0]):
+                    yield line, f'"{found[0]}" {why}; use another word'
+
+
+@rule(CHAPTER)
+def layout_is_memory(page: Page) -> Said:
+    """The word layout means order in memory, as in JAX."""
+    for line, _, text in prose(page):
+        for sentence in sentences(text):
+            if re.search(r"(?i)\blayouts?\b", sentence) and "memory" not in sentence:
+                means = '"layout" means order in memory in JAX; write sharding or strategy'
+                yield line, f"{means}: {sentence[:60]}"
+
+
+@rule(CHAPTER)
+def sentence_case(page: Page) -> Said:
+    """Headings are in sentence case and end with no point."""
+    for cell in page.chapter.markdown:
+        for line, _, text in headings(cell.source):
+            if text.rstrip().endswith((".", ":")):
+                yield cell.line + line, f'the heading "{text}" ends with a point; take it away'
+            for part in re.split(r"(?<=[:?!])\s", read_aloud(text)):
+                capital = [
+                    word
+                    for word in re.findall(r"[A-Za-z][\w-]*", part)[1:]
+                    if word[0].isupper() and not word.isupper() and word not in PROPER_NAMES
+                ]
+                if capital:
+                    has = f'the heading "{text}" has capitals in the middle ({", ".join(capital)})'
+                    yield cell.line + line, f"{has}; headings are in sentence case"
+
+
+# Pictures.
+
+
+def bad_alt(alt: str, what: str) -> Iterator[str]:
+    if not alt.strip():
+        yield f"{what} has no alt text; say what it shows, its axes and the conclusion"
+    elif re.search(r"\.(?:svg|png|jpe?g|gif|webp)$", alt.strip(), re.I) or "/" in alt.split()[0]:
+        yield f"{what} has a file name as alt text ({alt!r}); say what it shows"
+    elif len(alt.split()) < 4:
+        yield f"{what} has the alt text {alt!r}; say what it shows, its axes and the conclusion"
+
+
+@rule(CHAPTER)
+def alt_text(page: Page) -> Said:
+    """Each picture in Markdown has an alt text that says what it shows."""
+    for cell in page.chapter.markdown:
+        pictures = [
+            (found.start(), found[1], found[2])
+            for found in re.finditer(r"!\[([^\]]*)\]\(([^)\s]*)", cell.source)
+        ]
+        for tag in re.finditer(r"<img\b[^>]*>", cell.source, re.I):
+            alt = re.search(r"\balt=[\"']([^\"']*)", tag[0], re.I)
+            pictures.append((tag.start(), alt[1] if alt else "", tag[0]))
+        for at, text, source in pictures:
+            if not (source.endswith("/colab-badge.svg") and text == "Open in Colab"):
+                for what in bad_alt(text, f"the picture {source[:60]}"):
+                    yield line_at(cell, at), what
+
+
+def line_at(cell: Cell, position: int) -> int:
+    """The line of the file where a position of the cell's source lies."""
+    return cell.line + cell.source.count("\n", 0, position)
+
+
+# Markdown that is shown alike everywhere.
+
+CODE_OR_FENCE = re.compile(
+    r"(?ms)^(`{3,}|~{3,})(?!\s*\{).*?^\1\s*$|(?!^`{3})(?<!`)(`+)(?!`).+?(?<!`)\2(?!`)"
+)
+FORMULA = re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$", re.S)
+NOT_EVERYWHERE = {
+    "a MyST target": (r"^\([\w-]+\)=\s*$", "write a heading and link to it by its full address"),
+    "a MyST role": (r"\{[\w:-]+\}`", "write it out, or link by full address"),
+    "a MyST directive": (r"^\s*(?:`{3,}|:{3,})\s*\{", "use a GitHub alert, a table or a list"),
+    "a MyST comment or block break": (r"^(?:%(?:\s|$)|\+\+\+)", "delete it"),
+    "a substitution": (r"\{\{.*?\}\}", "write it out"),
+    "a link that Colab cannot follow": (r"\]\((?!https?://)[^)]*\)?", "write its full address"),
+    "a reference link": (
+        r"(?<!\])\[[^\]\n]+\]\[[^\]\n]*\]|^\[[^\]\n]+\]:\s",
+        "write the address beside the text",
+    ),
+    "a link without text": (r"(?<!!)\[\s*\]\(", "say where it leads"),
+    "a footnote": (r"\[\^", "write a sentence, or a link"),
+    "raw HTML": (r"<(?!https?://|!--)/?[a-z][^>]*>", "use Markdown"),
+    r"\( \) around a formula": (r"\\\(|\\\[", "use dollar signs"),
+}
+ALERT_BLOCK = re.compile(r"^>\s*\[!(\w+)\]([^\n]*)\n((?:>[^\n]*\n?)*)", re.M)
+ALERT_KINDS = ("NOTE", "TIP", "IMPORTANT", "WARNING", "CAUTION")
+
+
+def hidden(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", "x", found[0])
+
+
+@rule(CHAPTER)
+def portable(page: Page) -> Said:
+    """Markdown cells use only what the site, Colab and GitHub all show."""
+    for cell in page.chapter.markdown:
+        # Code and formulas are left out, but directives look like code and stay.
+        text = FORMULA.sub(hidden, CODE_OR_FENCE.sub(hidden, cell.source))
+        for what, (pattern, remedy) in NOT_EVERYWHERE.items():
+            source = cell.source if what == "a MyST role" else text
+            for found in re.finditer(pattern, source, re.M):
+                said = f"{what}, {found[0][:40].strip()!r}; {remedy}"
+                yield line_at(cell, found.start()), said
+
+
+@rule(CHAPTER)
+def alerts(page: Page) -> Said:
+    """Alerts are GitHub's, alone on their line, and begin with a bold word."""
+    for cell in page.chapter.markdown:
+        for found in ALERT_BLOCK.finditer(cell.source):
+            (kind, rest, body), line = found.groups(), line_at(cell, found.start())
+            if kind not in ALERT_KINDS:
+                yield line, f"[!{kind}] is no alert of GitHub's; use {', '.join(ALERT_KINDS)}"
+            if rest.strip():
+                yield line, f"[!{kind}] stands alone on its line; move {rest.strip()!r} down"
+            first = body.lstrip("> \n")
+            if not first.startswith("**"):
+                why = "because Colab shows the mark as text"
+                yield (
+                    line,
+                    f"the text after [!{kind}] begins with a bold word, {why}: {first[:40]!r}",
+                )
+
+
+@rule(CHAPTER, PAGE, REFERENCE)
+def one_title(page: Page) -> Said:
+    """A page has one title, and its headings skip no level."""
+    found = [
+        (cell.line + line, level, text)
+        for cell in page.chapter.markdown
+        for line, level, text in headings(cell.source)
+    ]
+    for line, _, text in [one for one in found if one[1] == 1][1:]:
+        yield line, f"a second title {text!r}; use ## for sections"
+    for (_, before, _), (line, level, text) in zip(found, found[1:]):
+        if level > before + 1:
+            yield line, f"{text!r} skips a level; use {'#' * (before + 1)}"

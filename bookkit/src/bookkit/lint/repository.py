@@ -1,0 +1,178 @@
+"""Rules of any committed text, and of the book as a whole: contents, addresses, notebooks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+
+import nbformat
+from docutils.nodes import make_id
+
+from bookkit.lint.prose import headings, read_aloud
+from bookkit.lint.rules import TEXT, WHOLE, Said, SaidOfBook, rule
+from bookkit.model.addresses import addresses, meaning_of_url
+from bookkit.model.book import Book, is_notebook
+from bookkit.model.chapter import load_chapter, page_files
+
+# Text.
+
+UNFINISHED = "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3, "TB" + "D"])
+UNFIT = {
+    rf"\b(?:{UNFINISHED})\b": "is unfinished: do it, or open an issue",
+    r"(?i)lorem\s+ip" "sum": "is filler: write the text",
+    r"(?<![\w.:/-])/(?:home/\w+|root|Users/\w+|wo" r"rk|mnt|tmp/\w+)(?:/|\b)": (
+        "is a path of one machine: make it relative"
+    ),
+    r"<{7} |>{7} |^={7}$": "is left of a merge: resolve it",
+    r"\b(?:127\.0\.0\.1|localhost):(?!8000|\{)\d+": "is an address on one machine: take it out",
+}
+ABOUT_MACHINES = re.compile(
+    r"^(?:tests|bookkit|\.ci|\.github)/"
+)  # where such paths are the subject
+NOT_TEXT = re.compile(
+    r"\.(?:woff2?|png|jpe?g|gif|ico|zip|gz|pb|lock|svg)$|^site/extra/|(?:^|/)vendor/"
+    r"|\.min\.(?:js|css)$|^LICENSE"
+)
+
+
+def line_at_position(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+@rule(TEXT)
+def finished_text(name: str, text: str, book: Book) -> Said:
+    """Committed text is finished, and says nothing about one person's machine."""
+    for pattern, why in UNFIT.items() if not NOT_TEXT.search(name) else ():
+        if not ("machine" in why and ABOUT_MACHINES.search(name)):
+            for found in re.finditer(pattern, text, re.M):
+                yield line_at_position(text, found.start()), f"{found[0]!r} {why}"
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings and targets, as Sphinx makes them."""
+    text = path.read_text("utf-8")
+    found = {make_id(read_aloud_with_code(heading)) for _, _, heading in headings(text)}
+    return found | set(re.findall(r"(?m)^\(([\w-]+)\)=\s*$", text))
+
+
+def read_aloud_with_code(heading: str) -> str:
+    return read_aloud(re.sub(r"[`$]", "", heading))
+
+
+@rule(TEXT)
+def own_addresses(name: str, text: str, book: Book) -> Said:
+    """An address of the book's own leads to a page, a heading or a file that there is."""
+    if not name.endswith(".md") or name.startswith("tests/"):
+        return
+    for url in addresses(text):
+        target, what = meaning_of_url(url, book), ""
+        if target is None:
+            continue
+        page = book.source(target.name)
+        if target.kind == "repository" and not (book.root / target.name).exists():
+            what = f"{target.name} is not in the repository"
+        elif target.kind == "static" and not (book.root / "site/static" / target.name).exists():
+            what = f"site/static has no {target.name}"
+        elif target.kind == "unknown":
+            what = "the book has no such page or file"
+        elif (
+            target.kind == "page"
+            and target.anchor
+            and "autofunction::" not in page.read_text("utf-8")
+        ):
+            there = anchors(page)
+            if make_id(target.anchor) not in there:
+                what = f"{target.name}.md has no such heading; it has {', '.join(sorted(there))}"
+        if what:
+            yield line_at_position(text, text.find(url)), f"{url}: {what}: correct the address"
+
+
+@rule(TEXT)
+def one_address(name: str, text: str, book: Book) -> Said:
+    """The book's pages, notebooks and package are named under the address of _config.yml."""
+    if name.split("/")[0] in ("tests", "bookkit") or NOT_TEXT.search(name):
+        return  # code that makes addresses, and wrong ones on purpose
+    anywhere, slug = r"https?://[^\s\"'<>()\[\]\\]*?", book.repo.removeprefix("https://github.com/")
+    notebooks = "https://colab.research.google.com/github/{}/blob/{}/notebooks/"
+    begins = {  # what to look for: what it has to begin with
+        rf"{anywhere}/(?:{'|'.join(map(re.escape, book.pages))})\.html": book.site,
+        rf"{anywhere}/_static/colab-badge\.svg": book.site,
+        notebooks.format(r"[\w.-]+/[\w.-]+", r"[\w.-]+"): notebooks.format(slug, book.ref),
+        r"meshscope @ git\+[^\s\"']+": f"meshscope @ git+{book.repo}@{book.ref}",
+        rf"https://github\.com/[\w.-]+/{PurePosixPath(slug).name}\b": book.repo,
+    }
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, beginning in begins.items():
+            for found in re.findall(pattern, line):
+                if not found.startswith(beginning):
+                    yield number, f"{found} does not begin with {beginning}: see `make publish-as`"
+
+
+# The book as a whole.
+
+
+@rule(WHOLE)
+def contents(book: Book) -> SaidOfBook:
+    """_toc.yml lists every page once, chapters in order; pages with code have a kernel, others none."""
+    there = {f"book/{path.stem}" for path in page_files(book.root)}
+    for page in sorted(set(book.pages) - there):
+        yield "_toc.yml", 1, f"it lists {page}, but there is no {page}.md: write it, or take it out"
+    for page in sorted(there - set(book.pages)):
+        yield f"{page}.md", 1, "not in _toc.yml: add it there, or delete the file"
+    chapters = [page for page in book.pages if re.match(r"book/\d\d-", page)]
+    if chapters != sorted(chapters):
+        yield "_toc.yml", 1, f"it lists chapters out of order: {', '.join(chapters)}"
+    for page in sorted(there):
+        source = book.source(page)
+        code = re.search(r"(?m)^`{3,}\s*\{code-cell", source.read_text("utf-8"))
+        if is_notebook(source) and not code:
+            yield f"{page}.md", 1, "a kernel but no code: take the front matter away"
+        elif code and not is_notebook(source):
+            yield f"{page}.md", 1, "code cells but no kernelspec: take it from another chapter"
+
+
+def syntax_tree(code: str) -> str:
+    """What a cell does, whatever its comments say."""
+    try:
+        return ast.dump(ast.parse(code))
+    except SyntaxError:  # IPython's own syntax, or wrong on purpose: nothing may change
+        return code
+
+
+@rule(WHOLE)
+def pairs(book: Book) -> SaidOfBook:
+    """Notebooks say what their chapters say, in every language, and carry no outputs."""
+    made = {book.notebook(page, one): page for page in book.chapters for one in book.languages}
+    there = (book.root / "notebooks").rglob("*.ipynb")
+    for path in sorted({*made, *(one for one in there if ".ipynb_checkpoints" not in one.parts)}):
+        name, page = path.relative_to(book.root).as_posix(), made.get(path)
+        if page is None:
+            yield name, 1, "it belongs to no chapter: `make sync` deletes it"
+        elif not path.exists():
+            yield name, 1, "it is missing: run `make sync` and commit it"
+        else:
+            translated = path != book.notebook(page)
+            for what in unlike_chapter(book, page, path, translated):
+                yield name, 1, f"{what}: run `make sync` and commit"
+
+
+def unlike_chapter(book: Book, page: str, path: Path, translated: bool) -> Iterator[str]:
+    """Where a notebook differs from its chapter; a translation may change words and comments."""
+    cells = load_chapter(book.source(page)).cells
+    for number, (cell, other) in enumerate(
+        zip_longest(cells, nbformat.read(path, as_version=4).cells), 1
+    ):
+        if cell is None or other is None:
+            yield f"it has {'more' if cell is None else 'fewer'} cells than {page}.md"
+            return
+        same = cell.source == other.source
+        if translated:
+            markdown = cell.kind == "markdown"
+            same = markdown or syntax_tree(cell.source) == syntax_tree(other.source)
+        if (cell.kind, cell.metadata) != (other.cell_type, dict(other.metadata)) or not same:
+            yield f"cell {number} is not that of {cell.where}"
+        elif other.get("outputs") or other.get("execution_count") is not None:
+            yield f"cell {number} carries what an execution left"

@@ -1,0 +1,76 @@
+"""What an address means that stands in a text: a page of the book, a file of its repository, or neither.
+
+Chapters name the book's own pages by their published address, because they are read in Colab and
+on GitHub too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from bookkit.model.book import Book
+
+ADDRESS = re.compile(r"https?://[^\s<>\"'`\]}]+")
+
+
+def addresses(text: str) -> list[str]:
+    """Every address in a text, in order, each once; brackets that are not its own are left out."""
+    found = []
+    for url in ADDRESS.findall(text):
+        while url.endswith((")", ".", ",", ";", ":", "*", "|")):
+            if url.endswith(")") and url.count("(") >= url.count(")"):
+                break
+            url = url[:-1]
+        if ")" in url and "(" not in url:  # [text](url)more
+            url = url[: url.index(")")]
+        found.append(url)
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an address of the book means."""
+
+    kind: str  # page, file (made by the build), static, image, repository, or unknown
+    name: str
+    anchor: str = ""
+    language: str = ""  # as the address names it, "" for the source language
+
+    def on_site(self, book: Book, site: Path) -> Path | None:
+        """Its file below the built site's root."""
+        folder = site / (book.language(self.language).path if self.language else "")
+        path = folder / {"static": "_static", "image": "_images"}.get(self.kind, "") / self.name
+        candidates = (path.with_name(f"{path.name}.html"), path, path / "index.html")
+        return next((one for one in candidates if one.is_file()), None)
+
+
+def meaning_of_url(url: str, book: Book) -> Target | None:
+    """What an address means in the book, or None if it is not the book's."""
+    site = book.site
+    slug = re.escape(book.repo.removeprefix("https://github.com/"))
+    hosts = rf"https://(?:github\.com|colab\.research\.google\.com/github)/{slug}"
+    if found := re.match(rf"{hosts}/(?:blob|tree|raw)/{re.escape(book.ref)}/([^#?]+)", url):
+        return Target("repository", unquote(found[1]))
+    if url.rstrip("/") == site.rstrip("/"):
+        return Target("page", book.pages[0])
+    if not url.startswith(site):
+        return None
+    path, _, anchor = url[len(site) :].partition("#")
+    path, anchor = unquote(path.partition("?")[0]), unquote(anchor)
+    language = ""
+    for other in book.languages[1:]:
+        if path.startswith(other.path) or path == other.path.rstrip("/"):
+            language, path = other.code, path[len(other.path) :]
+    if path in ("", "index.html"):
+        return Target("page", book.pages[0], anchor, language)
+    if path.endswith(".html"):
+        page = path.removesuffix(".html")
+        return Target("page" if page in book.pages else "unknown", page, anchor, language)
+    for kind, folder in (("static", "_static/"), ("image", "_images/")):
+        if path.startswith(folder):
+            return Target(kind, path.removeprefix(folder), anchor, language)
+    made = {"notebooks.zip"} | {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
+    return Target("file" if path in made else "unknown", path, anchor, language)

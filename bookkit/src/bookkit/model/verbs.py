@@ -1,0 +1,25 @@
+"""What `bookkit` can be asked for: by verb, a module with main(arguments), and what it does."""
+
+VERBS = {  # in the order of a day's work
+    "execute": ("run.execute", "execute the chapters whose code changed"),
+    "compare": ("run.compare", "list the outputs that differ between two executions"),
+    "site": ("site.build", "build the site in every language"),
+    "live": ("site.live", "rebuild and reload pages as files are saved"),
+    "sync": ("words.sync", "write notebooks/ and shared cells from book/"),
+    "po": ("words.po", "bring the catalogues for translators up to date"),
+    "translations": ("words.report", "say what is translated, and what is broken"),
+    "new-language": ("words.new_language", "begin a translation"),
+    "lint": ("lint.command", "check pages against the rules of the house"),
+    "mutants": ("lint.faults", "plant each listed fault and see that its cell fails"),
+    "coverage": ("lint.rows", "name the cells that prove each row of the coverage table"),
+    "offline": ("run.offline", "execute every chapter again without network, and compare"),
+    "linkcheck": ("site.linkcheck", "try the links to other sites"),
+    "screenshot": ("site.screenshot", "photograph a page of the built site"),
+    "publish-as": ("site.address", "write another address, branch or tag everywhere"),
+    "colab": ("stacks.colab", "run every notebook as Colab would"),
+    "matrix": ("stacks.matrix", "run every notebook on other Pythons and releases"),
+    "matrix-page": ("stacks.record", "write the page of the matrix from what was recorded"),
+    "run-notebook": ("stacks.notebook", "run one notebook, and write down what happened"),
+    "canary": ("site.canary", "build with the newest Sphinx, myst-parser and theme"),
+    "bench": ("stacks.bench", "seconds, memory and bytes of chapters and pages"),
+}

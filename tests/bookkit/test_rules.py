@@ -1,0 +1,396 @@
+"""No rule is blind, and none is always offended: beside each stand what it passes and what it must see."""
+
+import dataclasses
+
+import nbformat
+import pytest
+
+from bookkit.lint import command, names, rows
+from bookkit.lint.prose import sentences, words
+from bookkit.lint.rules import CHAPTER, KINDS, RULES, TEXT, WHOLE, Page, of_book, of_page, of_text
+from bookkit.model.book import Book, Problem
+from bookkit.model.chapter import parse
+from bookkit.words import sync
+from toy import CHECK, FRONT, ROOT, SETUP, SOLVED, STUB, code
+
+BOOK = Book()
+NAME = "99-toy"
+PAGE, COLAB = BOOK.page_url(f"book/{NAME}"), BOOK.colab_url(f"book/{NAME}")
+TITLE = (
+    f"# A title\n\n[![Open in Colab]({BOOK.site}_static/colab-badge.svg)]({COLAB}) [Read]({PAGE})\n\n"
+    "**Question? Answer.**\n\n**You will**\n\n- run\n\n**You need** Python."
+)
+LONG = " ".join(["word"] * 46) + "."
+CLOSING = "## Takeaways\n\n- a\n\n## In practice\n\n## Exercises\n\n## Further reading"
+MESH = code("mesh = make((2, 4))", "mesh")
+GUESS, PROOF = code("predicted = mesh", "predict"), code("assert predicted == mesh", "predicted")
+SVG = "<svg aria-label=\"P('a') puts rows on devices\">"
+
+
+def printed(text, name="stdout"):
+    return nbformat.v4.new_output("stream", name=name, text=text)
+
+
+def shown(**data):
+    return nbformat.v4.new_output("display_data", data={key.replace("_", "/"): value for key, value in data.items()})
+
+
+def page_of(*parts, kind=CHAPTER, outputs=()):
+    """A page of these pieces of Markdown; what its first code cell showed."""
+    chapter = parse(NAME, FRONT + "\n" + "\n\n".join(parts) + "\n")
+    page = Page(chapter, kind, BOOK)
+    cells = [nbformat.v4.new_code_cell(cell.source) if cell.kind == "code" else
+             nbformat.v4.new_markdown_cell(cell.source) for cell in chapter.cells]
+    if chapter.code:
+        cells[chapter.code[0].index - 1].outputs = list(outputs)
+    page.__dict__["executed"] = nbformat.v4.new_notebook(cells=cells)
+    return page
+
+
+def ran(*outputs, tags=()):
+    return page_of("# A", code("show()", *tags), outputs=outputs)
+
+
+# rule, a page that it passes, a page that it must see, what the message says
+PAGES = [
+    ("narrow-lines", code("x = 1"), code("x = 1  # " + "long " * 20), "columns; break it"),
+    ("short-cells", code("x = 1"), code("x = 1\n" * 31 + "x"), "split it"),
+    ("short-cells", code("x = 1"), code("x = 1\n" * 7 + "x"), "median"),
+    ("short-cells", [code("x = 1\n" * 17 + "x"), *[code("x")] * 9],
+     [*[code("x = 1\n" * 17 + "x")] * 2, *[code("x")] * 9], "a tenth may"),
+    ("few-cells", [code("x")] * 45, [code("x")] * 46, "45 are the limit"),
+    ("few-cells", [code("x", "timing")] * 2, [code("x", "timing")] * 3, "third cell tagged timing"),
+    ("plain-python", code("x"), code("!pip install x"), "not plain Python"),
+    ("known-tags", code("x", "hide-cell"), code("x", "hide-cel"), "hide-cel"),
+    ("same-bytes", code((ROOT / "book/cells/setup.py").read_text("utf-8").strip("\n"), "setup"),
+     code("import jax ", "setup"), "not the bytes"),
+    ("same-bytes", "# A", code("", "shared-none"), "is missing"),
+    ("setup-is-second", ["# A", SETUP], ["# A", code("import jax")], "second cell"),
+    ("setup-is-second", ["# A", SETUP], ["# A", code("x", "setup", "hide-cell")], "cellView"),
+    ("setup-is-second", ["# A", SETUP], ["# A", SETUP, SETUP], "second setup cell"),
+    ("enough-words", "word " * 1500, "Few words.", "2 words"),
+    ("short-sentences", "Short. `a.b` e.g. this.", LONG, "average sentence"),
+    ("short-sentences", "Short.", LONG + " Short." * 9, "make two"),
+    ("short-paragraphs", "One. Two. Three. Four.", "One. Two. Three. Four. Five.", "5 sentences"),
+    ("short-paragraphs", "> [!NOTE]\n> **A.** B. C. D.", "> [!NOTE]\n> **A.** B. C. D. E.", "5 sentences"),
+    ("plain-words", "This is true: `just`.", "This is simply true.", "simply"),
+    ("plain-words", "| A | b |\n|---|---|\n| c | d |", "| Obviously | b |\n|---|---|\n| c | d |", "Obviously"),
+    ("plain-words", "Initialise, materialize.", "We initialize it.", "American"),
+    ("layout-is-memory", "Its layout in memory.", "Its layout is by rows.", "order in memory"),
+    ("sentence-case", "## What JAX says: `P`", "## A Mesh of Devices", "Mesh, Devices"),
+    ("sentence-case", "## A mesh?", "## A mesh.", "ends with a point"),
+    ("alt-text", "![Eight devices in rows](https://a.b/c.svg)", "![](https://a.b/c.svg)", "no alt text"),
+    ("alt-text", "# A", "![mesh.svg](https://a.b/c.svg)", "file name"),
+    ("alt-text", "# A", '<img src="c.svg">', "no alt text"),
+    ("alt-text", "# A", "![A mesh](https://a.b/c.svg)", "conclusion"),
+    ("opening", TITLE, code("x"), "begins with"),
+    ("opening", TITLE, "# A title", "Colab badge"),
+    ("opening", TITLE, TITLE.replace("99-toy.ipynb", "98.ipynb"), "Colab badge"),
+    ("opening", TITLE, TITLE.replace("**Question", "Question"), "one bold"),
+    ("opening", TITLE, TITLE.replace("**You need**", "You"), "You need"),
+    ("opening", TITLE, TITLE.replace("- run\n", "- run\n" * 5), "5 verbs"),
+    ("closing", CLOSING, CLOSING.replace("- a\n", "- a\n" * 6), "6 takeaways"),
+    ("closing", CLOSING, "# A", "no heading Exercises"),
+    ("portable", "A [page](https://a.b/c_(d)), `x`, $a_{b} < c$ and ## no heading.", "(label)=\n## A", "MyST target"),
+    ("portable", "A {ref} and `label`.", "See {ref}`label`.", "MyST role"),
+    ("portable", "```text\nA\n```", "```{note}\nA\n```", "MyST directive"),
+    ("portable", "> [!NOTE]\n> **A**", ":::{note}\nA\n:::", "MyST directive"),
+    ("portable", "[a](https://a.b)", "[a](02-variables.md)", "Colab cannot follow"),
+    ("portable", "[a](https://a.b#c)", "[a](#section)", "Colab cannot follow"),
+    ("portable", "![a picture](https://a.b/a.png)", "![a picture](a.png)", "Colab cannot follow"),
+    ("portable", "# A", "[a][b]\n\n[b]: https://a.b", "reference link"),
+    ("portable", "# A", "[](https://a.b)", "without text"),
+    ("portable", "# A", "A[^1].\n\n[^1]: B", "footnote"),
+    ("portable", "`<sub>`", "A<sub>1</sub>", "raw HTML"),
+    ("portable", "`{{ x }}`", "A {{ version }}", "substitution"),
+    ("portable", "$x$", "A \\(x\\)", "dollar signs"),
+    ("portable", "90% of it", "A\n\n% hidden", "comment"),
+    ("alerts", "> [!NOTE]\n> **Mind** this.", "> [!NOTE]\n> Plain.", "bold word"),
+    ("alerts", "> A quotation.", "> [!HINT]\n> **A.**", "no alert"),
+    ("alerts", "# A", "> [!NOTE] Title\n> **A.**", "alone on its line"),
+    ("one-title", ["# A", "## B", code("# no heading"), "### C"], ["# A", "# B"], "second title"),
+    ("one-title", "# A\n\n```\n# B\n```", "# A\n\n### B", "skips a level"),
+    ("exercise-cells", [STUB, CHECK, SOLVED], code("x"), "no exercise"),
+    ("exercise-cells", [STUB, CHECK, SOLVED], [STUB, CHECK], "solution-a"),
+    ("exercise-cells", [STUB, CHECK, SOLVED], [CHECK, STUB, SOLVED], "order"),
+    ("exercise-cells", [STUB, CHECK, SOLVED], [code("pass", "exercise-a"), CHECK, SOLVED], "the stub does not define"),
+    ("exercise-cells", [STUB, CHECK, SOLVED], [STUB, code("pass", "check-a"), SOLVED], "does not define check_a"),
+    ("exercise-cells", [STUB, CHECK, SOLVED], [STUB, CHECK, code("answer_a = 1", "solution-a")], "is folded"),
+    ("prediction-cells", [MESH, GUESS, PROOF], code("x"), "0 cells tagged mesh"),
+    ("prediction-cells", [MESH, GUESS, PROOF], code("mesh = 3", "mesh"), "(2, 4)"),
+    ("prediction-cells", [MESH, GUESS, PROOF], MESH, "no prediction"),
+    ("prediction-cells", [MESH, GUESS, PROOF], code("x = 1", "predict"), "assigns no name"),
+    ("prediction-cells", [MESH, GUESS, PROOF], code("assert x", "predicted"), "asserts nothing about"),
+    ("quiet", ran(printed("fine, at 2×4")), ran(printed("noise", "stderr")), "stderr"),
+    ("quiet", ran(), ran(printed("DeprecationWarning: old")), "warning"),
+    ("quiet", ran(), ran(nbformat.v4.new_output("error", ename="E", evalue="v", traceback=[])), "fails"),
+    ("same-next-time", ran(printed("0x7f")), ran(printed("<function f at 0x7f12345678>")), "address in memory"),
+    ("same-next-time", ran(printed("12:34:56"), tags=["timing"]), ran(printed("12:34:56")), "time of day"),
+    ("same-next-time", ran(), ran(printed("/tmp/ipykernel_12/3.py")), "temporary path"),
+    ("same-next-time", ran(printed("2026")), ran(printed("2026-11-20")), "date"),
+    ("same-next-time", ran(), ran(printed("/home/" + "me/x.py")), "one machine"),
+    *[("described-pictures", ran(shown(text_html=SVG)), ran(shown(**{kind: data})), "a picture of this cell")
+      for kind, data in [("text_html", "<svg></svg>"), ("text_html", '<svg aria-label="x.svg">'),
+                         ("text_html", '<img src="x">'), ("image_png", "AAAA"), ("image_svg+xml", "<svg></svg>")]],
+    *[("real-names", [code("x = 1\nP('data')\nf = 1"), f"Use `{good}`."], [code("x = 1\nf = 1"), f"Use `{bad}`."], bad)
+      for good, bad in [
+          ("jax.jit", "jax.sharding.used_mesh"), ("nnx.Param", "nnx.Parm"), ("@jax.jit", "jax.jit_all(f)"),
+          ("jax.make_mesh(…)", "make_messh"), ("x.sharding", "x.shardin"), ("donate_argnums=", "frobnicate="),
+          ("P('data')", "P(dta)"), ("jax.jit(f, static_argnums=1)", "jax.jit(f, static_argnms=1)"),
+          ("pyproject.toml", "pyprojekt.toml"), ("make site", "make sight"), ("_build/html", "build/html"),
+          ("bookkit sync --check", "bookkit sync --chek"), ("python -m bookkit lint", "bookkit lind")]],
+    *[("real-names", [code("x = 1\nP('data')"), f"Use `{good}`."], [code("x"), "`frobnicate`"], "frobnicate")
+      for good in ("x", "x = 1", "None", "(2, 4)", "jax.Array.sharding", "NamedSharding", "8")],
+]
+
+
+def as_page(given):
+    return given if isinstance(given, Page) else page_of(*([given] if isinstance(given, str) else given))
+
+
+@pytest.mark.parametrize("rule, good, bad, piece", PAGES, ids=[f"{rule}-{piece}" for rule, *_, piece in PAGES])
+def test_rule(rule, good, bad, piece):
+    assert not (said := [str(one) for one in of_page(as_page(good), [RULES[rule]])]), said
+    page = as_page(bad)
+    found = list(of_page(page, [RULES[rule]]))
+    last = page.chapter.cells[-1].line + len(page.chapter.cells[-1].lines)
+    assert any(piece in str(one) for one in found), f"{rule} does not see it: {found}"
+    assert all(str(one).startswith(f"book/{NAME}.md:") and 1 <= one.line <= last for one in found)
+
+
+def test_a_finding_names_the_line():
+    page = page_of("# A", code("x = 1\ny = 2  # " + "long " * 20), "Fine.\n\nThis is simply true.")
+    text = FRONT.split("\n") + ["# A", "", "```{code-cell} ipython3", "x = 1"]
+    found = {one.rule: one.line for one in of_page(page, RULES.values())}
+    assert found["narrow-lines"] == len(text) + 1 and found["plain-words"] == len(text) + 6
+
+
+def test_without_an_execution_of_this_code_the_rule_says_so():
+    page = page_of("# A", code("x"), "`frobnicate`")
+    page.__dict__["executed"] = None
+    found = [one.rule for one in of_page(page, RULES.values()) if one.rule in ("executed", "real-names")]
+    assert found == ["executed"]
+
+
+# rule, a text that it passes, a text that it must see, what the message says
+THERE = BOOK.page_url(BOOK.pages[0])
+TEXTS = [
+    *[("finished-text", "fine\nto do\n", f"fine\n{bad}\n", piece) for bad, piece in [
+        ("TO" + "DO: write", "unfinished"), ("see /ho" + "me/me/x", "one machine"),
+        ("Lorem " + "ipsum", "filler"), ("<<<<<<" + "< HEAD", "merge"), ("http://local" + "host:9", "address")]],
+    *[("own-addresses", f"a\n[a]({THERE})", f"a\n[a]({url}).", piece) for url, piece in [
+        (BOOK.page_url("book/77-none"), "no such page"), (THERE + "#no-such-heading", "no such heading"),
+        (BOOK.colab_url("book/77-none"), "not in the repository"), (f"{BOOK.site}_static/none.svg", "site/static"),
+        (f"{BOOK.repo}/blob/{BOOK.ref}/none.py", "not in the repository")]],
+    *[("one-address", f"a\n{good}", f"a\n{bad}", "make publish-as") for good, bad in [
+        (THERE, "https://other.example/book/01-mesh.html"),
+        (BOOK.colab_url("book/01-mesh"), BOOK.colab_url("book/01-mesh").replace(f"/{BOOK.ref}/", "/v0/")),
+        (f"{BOOK.site}_static/colab-badge.svg", "https://other.example/_static/colab-badge.svg"),
+        (f"meshscope @ git+{BOOK.repo}@{BOOK.ref}", f"meshscope @ git+{BOOK.repo}@v0"),
+        (BOOK.repo, "https://github.com/other/" + BOOK.repo.split("/")[-1])]],
+]
+
+
+@pytest.mark.parametrize("rule, good, bad, piece", TEXTS, ids=[f"{rule}-{piece}-{bad[2:30]}" for rule, _, bad, piece in TEXTS])
+def test_rule_of_text(rule, good, bad, piece):
+    assert not list(of_text("a.md", good, BOOK, [RULES[rule]]))
+    found = list(of_text("a.md", bad, BOOK, [RULES[rule]]))
+    assert any(piece in one.what and one.line == 2 for one in found), found
+
+
+# The book as a whole: a copy of three pages, then with one thing wrong.
+
+TOY = FRONT + "\n# A\n\n" + "\n\n".join([STUB, CHECK, SOLVED]) + "\n"
+FILES = {
+    "_toc.yml": "format: jb-book\nroot: book/00-intro\nchapters: [file: book/01-a, file: book/02-b]\n",
+    "book/00-intro.md": "# Intro\n\nWe choose Auto, see [a](https://a.b).\n",
+    "book/01-a.md": TOY,
+    "book/02-b.md": TOY,
+    "tests/exercises.toml": "".join(f'["{name}".a]\nwrong = "answer_a = 2"\nwhy = "no"\n' for name in ("01-a", "02-b")),
+    "tests/names.toml": "",
+    "tests/rows.toml": '[A1]\nkind = "judgement"\nchapters = ["00-intro"]\ncan = "choose"\n'
+                       '[A2]\nkind = "asserted"\nchapters = ["01-a"]\ncan = "count"\n',
+    "tests/coverage.toml": '[[row]]\nid = "A1"\nchapter = "00-intro"\ntext = "We choose Auto"\nsource = "https://a.b"\n',
+    "tests/mutants.toml": '[[mutant]]\nchapter = "01-a"\nrows = ["A2"]\nname = "n"\nfind = "assert answer"\n'
+                          'replace = "assert not answer"\nfails = "assert answer"\n',
+}
+FILES["book/01-a.md"] = TOY.replace("return", "assert answer\n    return")
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "_config.yml").write_text((ROOT / "_config.yml").read_text("utf-8").replace(
+        "zh_TW: {name", "ja: {name").replace("zh-TW/", "ja/"), "utf-8")
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    (tmp_path / "requirements.txt").write_text("jax==0.1\n")
+    (tmp_path / "Makefile").write_text("site:\n")
+    sync.main([], tmp_path)
+    return Book(tmp_path)
+
+
+def rewrite(book, name, old, new):
+    path = book.root / name
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+
+
+# rule, file, what stands there, what stands there instead, what the message says
+BOOKS = [
+    ("contents", "_toc.yml", "file: book/02-b", "file: book/03-c", "there is no book/03-c.md"),
+    ("contents", "_toc.yml", ", file: book/02-b", "", "not in _toc.yml"),
+    ("contents", "_toc.yml", "01-a, file: book/02-b", "02-b, file: book/01-a", "out of order"),
+    ("contents", "book/00-intro.md", "# Intro", "# Intro\n\n```{code-cell} ipython3\n1\n```", "no kernelspec"),
+    ("contents", "book/00-intro.md", "# Intro", FRONT + "# Intro", "no code"),
+    ("pairs", "notebooks/01-a.ipynb", "answer_a = None", "answer_a = 0", "cell 2 is not that"),
+    ("pairs", "notebooks/01-a.ipynb", '"exercise-a"', '"setup"', "cell 2 is not that"),
+    ("pairs", "notebooks/01-a.ipynb", '"cell_type": "code"', '"cell_type": "raw"', "cell 2 is not that"),
+    ("pairs", "notebooks/01-a.ipynb", '"execution_count": null', '"execution_count": 3', "an execution left"),
+    ("pairs", "notebooks/ja/01-a.ipynb", '"outputs": []', '"outputs": [{"output_type": "stream", "name": "stdout", "text": "1"}]', "an execution left"),
+    ("pairs", "notebooks/01-a.ipynb", '"tags": [', '"execution": {}, "tags": [', "cell 2 is not that"),
+    ("pairs", "notebooks/ja/01-a.ipynb", "answer_a = None", "answer_a = 0", "cell 2 is not that"),
+    ("pairs", "book/01-a.md", "# A", "# A\n\n```{code-cell} ipython3\n1\n```", "fewer cells"),
+    ("wrong-answers", "tests/exercises.toml", '["01-a".a]\nwrong', '["01-a".a]\nwhose', "needs `wrong`"),
+    ("wrong-answers", "tests/exercises.toml", '["01-a".a]', '["01-a".b]', "has no exercise"),
+    ("names-listed", "tests/names.toml", "", '[odd]\n', "[odd] is no kind"),
+    ("names-listed", "tests/names.toml", "", '[shell]\n"make nothing" = "it"\n', "no target nothing"),
+    ("names-listed", "tests/names.toml", "", '[hlo]\n"all-gather" = "XLA"\n', "no page says it"),
+    ("faults-and-rows", "tests/mutants.toml", 'name = "n"', 'name = "n"\nsurvives = "why"', "not covered in 01-a"),
+    ("faults-and-rows", "tests/mutants.toml", '"A2"', '"Z9"', "no row Z9"),
+    ("faults-and-rows", "tests/mutants.toml", '"01-a"', '"none"', "no such chapter"),
+    ("faults-and-rows", "tests/coverage.toml", "We choose Auto", "We choose Explicit", "0 times"),
+]
+
+
+def test_a_small_book_passes(small):
+    assert not [str(one) for one in of_book(small, [one for one in RULES.values() if WHOLE in one.kinds])]
+
+
+@pytest.mark.parametrize("rule, name, old, new, piece", BOOKS, ids=[f"{rule}-{piece}" for rule, *_, piece in BOOKS])
+def test_rule_of_the_book(small, rule, name, old, new, piece):
+    names.listed_names.cache_clear()
+    path = small.root / name
+    if old:
+        rewrite(small, name, old, new)
+    else:
+        path.write_text(new, "utf-8")
+    found = [str(one) for one in of_book(Book(small.root), [RULES[rule]])]
+    names.listed_names.cache_clear()
+    assert any(piece in one for one in found), found
+
+
+def test_notebooks_that_are_gone_or_belong_to_nobody_are_named(small):
+    (small.root / "notebooks" / "01-a.ipynb").rename(small.root / "notebooks" / "07-none.ipynb")
+    said = "\n".join(map(str, of_book(small, [RULES["pairs"]])))
+    assert "01-a.ipynb:1: it is missing" in said and "07-none.ipynb:1: it belongs to no chapter" in said
+
+
+def test_every_rule_is_shown_something_bad():
+    blind = set(RULES) - {"executed"} - {rule for rule, *_ in [*PAGES, *TEXTS, *BOOKS]}
+    assert not blind, f"show these rules something bad: {blind}"
+
+
+def test_a_rule_says_what_it_wants_and_which_kinds_it_binds(capsys):
+    for rule in RULES.values():
+        assert rule.about and len(rule.about) < 100 and set(rule.kinds) <= {*KINDS, TEXT, WHOLE}, rule.id
+    assert command.main(["--rules"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"{rule.id} " in said and rule.about in said for rule in RULES.values())
+    other = dataclasses.replace(RULES["narrow-lines"], kinds=("page",))
+    assert not list(of_page(page_of(code("x" * 200)), [other]))  # it does not bind chapters
+
+
+def test_the_command_names_files_and_ends_with_one(tmp_path, capsys, monkeypatch):
+    bad = ROOT / "book" / "00-intro.md"
+    assert command.main([str(bad)]) == 0
+    monkeypatch.setattr(command, "committed", lambda book: [bad])
+    monkeypatch.setitem(RULES, "never", dataclasses.replace(
+        RULES["one-title"], id="never", check=lambda page: iter([(3, "no: do it")])))
+    assert command.main(["--rule", "never"]) == 1
+    assert "book/00-intro.md:3: no: do it [never]\n1 to mend" in capsys.readouterr().out
+    for wrong, piece in ([str(tmp_path / "x.md")], "no file of the book"), (["--rule", "nevr"], "No rule nevr"):
+        with pytest.raises(Problem, match=piece):
+            command.main(wrong)
+
+
+# What rules count and read.
+
+
+def test_cells_and_their_lines_are_read():
+    read = parse("01-a", FRONT + "\n# A\n\n```{code-cell} ipython3\n:tags: [mesh, hide-cell]\n:cellView: form\n\nx = 1\n```\n")
+    assert [(cell.kind, cell.source, cell.tags) for cell in read.cells] == [
+        ("markdown", "# A", ()), ("code", "x = 1", ("mesh", "hide-cell"))]
+    assert read.cells[1].metadata["cellView"] == "form"
+    assert [cell.line for cell in read.cells] == [FRONT.count("\n") + 2, FRONT.count("\n") + 8]
+
+
+def test_words_and_sentences_are_counted():
+    assert len(words("Four words, `a b c` and $x + y$.")) == 5
+    assert len(sentences("`a.b` is one, e.g. here. `c` is two! $x$ is three? (Four.) Five 1.5 m.")) == 5
+
+
+FAULTY = page_of("# A", code("sizes = (2, 4)"), code("rows = 16"), code("predicted = rows // sizes[0]"),
+                 code("assert predicted == 8"), code("assert rows < 20")).chapter
+ROWS = {"A2": {"kind": "asserted", "chapters": [NAME], "can": "count"},
+        "A1": {"kind": "judgement", "chapters": [NAME], "can": "choose"}}
+
+
+@pytest.mark.parametrize("entry, piece", [
+    ({"id": "A2"}, "names its cells"),
+    ({"id": "A2", "noticed": ["rows = 16"]}, "names one that asserts"),
+    ({"id": "A2", "noticed": ["assert predicted"]}, None),
+    ({"id": "A2", "cells": ["none"]}, "is in none"),
+    ({"id": "A2", "cells": ["rows"]}, "is in"),
+    ({"id": "A2", "cells": ["rows = 16"]}, "cannot fail"),
+    ({"id": "A2", "cells": ["assert predicted"]}, None),
+    ({"id": "A9"}, "no such row"),
+    ({"id": "A1"}, "quotes its sentence"),
+    ({"id": "A1", "text": "none"}, "0 times"),
+    ({"id": "A1", "text": "We choose Auto"}, "source"),
+    ({"id": "A1", "text": "We choose Auto", "source": "https://c.d"}, "does not link"),
+    ({"id": "A1", "text": "We choose Auto", "source": "https://a.b"}, None),
+    ({"id": "A1", "text": "We choose Auto", "source": "rows = 16"}, None),
+])
+def test_rows_see(entry, piece):
+    pages = {NAME: "We choose\nAuto, see [a](https://a.b)."}
+    found = "\n".join(rows.problems_of({"chapter": NAME, **entry}, ROWS.get(entry["id"]), {NAME: FAULTY}, pages))
+    assert piece in found if piece else found == "", found
+
+
+def test_gaps_are_seen_and_faults_fill_them():
+    fault = {"chapter": NAME, "rows": ["A2"], "name": "n", "find": "rows = 16", "replace": "rows = 8",
+             "fails": "assert predicted"}
+    assert len(list(rows.gaps([], ROWS, {NAME: ""}))) == 2 and not list(rows.gaps([], ROWS, {}))
+    [row] = rows.shown_rows([], ROWS, [fault])
+    assert row["noticed"] == ["assert predicted"] and not rows.shown_rows([], ROWS, [{**fault, "survives": "x"}])
+    assert len(list(rows.gaps([row], ROWS, {NAME: ""}))) == 1
+    assert list(rows.without_faults([row], ROWS, [])) and not list(rows.without_faults([row], ROWS, [fault]))
+
+
+def test_asserting_cells_are_told_apart():
+    def can_fail(source, *tags):
+        return rows.asserts(page_of(code(source, *tags)).chapter.code[0])
+
+    assert can_fail("assert x") and can_fail("x", "raises-exception")
+    assert can_fail("ms.assert_no_full_copy(c, t)") and can_fail("raise AssertionError('no')")
+    assert not can_fail("print('assert')") and not can_fail("# assert x")
+
+
+def test_listed_names_are_checked():
+    table = {
+        "gone": {"jax.jit": "renamed", "use_mesh": "removed", "jax.pmapped": ""},
+        "newest-only": {"jax.none": "new"},
+        "flag": {"--xla_no_such_flag=1": "?", "JAX_NO_SUCH": "?"},
+    }
+    found = "\n".join(names.wrong_entries(table, True, {"site"}))
+    for piece in ("so it is not gone", "whole dotted name", "say why", "does not import on the newest",
+                  "does not know xla_no_such_flag", "no option of jax.config"):
+        assert piece in found, piece
+    good = {
+        "gone": {"jax.sharding.use_mesh": "removed in 0.9"},
+        "shell": {"make site": "builds"},
+        "flag": {"--xla_force_host_platform_device_count=8": "XLA", "JAX_NUM_CPU_DEVICES": "env"},
+    }
+    assert not list(names.wrong_entries(good, True, {"site"})) and list(names.names_in_vain(good, set()))
