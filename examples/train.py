@@ -292,7 +292,7 @@ class Metrics:
 def report(bar: tqdm, row: dict[str, Any]) -> None:
     """In the progress bar; as a line of the log where there is no bar, and after each test."""
     shown = f"loss {row['loss']:.4f}, {row['images_per_second']:,.0f} images/s, "
-    shown += f"{row['bytes_per_device']:,} bytes on each device"
+    shown += f"{row['bytes_per_device'] / 1e6:.2f} MB each"
     bar.set_postfix_str(shown)
     if "test_loss" in row:
         shown += f"; test: loss {row['test_loss']:.4f}, {row['test_accuracy']:.1%} right"
@@ -342,7 +342,7 @@ def train(args: argparse.Namespace) -> int:
         adamw = optax.adamw(args.learning_rate)
         make = functools.partial(models.make_run, config, args.strategy, adamw, args.seed)
         run, places, step, position = begin(saver, make, mesh)
-        held = bytes_held(run)
+        held, metrics = bytes_held(run), Metrics(metrics_path, step)
         training, test = load_digits()
         epoch = -(-TRAIN_ROWS // args.batch)  # steps of one
         last = args.steps or args.epochs * epoch
@@ -358,13 +358,13 @@ def train(args: argparse.Namespace) -> int:
             for rows, after in shuffled(TRAIN_ROWS, args.batch, args.seed, position)
         )
         ahead = itertools.pairwise(batches)  # the next one is on its way while one is in use
-        metrics = Metrics(metrics_path, step)
         bar = tqdm(total=last, initial=step, unit="step", disable=None if metrics_path else True)
         stop, images, since = False, 0, None
         while step < last and not stop:
             (batch, count, position), _ = next(ahead)
             run, loss = train_step(run, batch)
             step, images = step + 1, images + count
+            bar.update()
             if since is None or jax.default_backend() == "cpu":
                 loss.block_until_ready()  # simulated devices share threads: a queue can hang
             if since is None:  # the first step was compiled as well: the clock starts after it
@@ -389,7 +389,6 @@ def train(args: argparse.Namespace) -> int:
             if saving:  # in the background; what fails there is raised by the next save, or below
                 noted = {"settings": settings(args), "position": position._asdict()}
                 saver.save_async(step, nnx.state(run), force=True, custom_metadata=noted)
-            bar.update()
         bar.close()
         saver.wait()
         if step < last:
