@@ -96,8 +96,8 @@ def make_mesh(name: str, data: int | None, model: int | None) -> Mesh:
             f"--strategy {name} splits nothing over `model`, so {model} devices would repeat the "
             f"same work: use --strategy {able}, or --model 1"
         )
-    # A slice is a group of devices with fast links; of GPUs it is often one server. Only `data`,
-    # which adds up gradients once a step, may cross from one to another.
+    # A slice is a group of devices with fast links; of GPUs it is often one server. Only `data` may
+    # cross from one to another: `model` moves activations in every layer.
     slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
     if data % slices:
         raise Refused(f"--data {data} does not divide over {slices} slices: use a multiple of it")

@@ -42,10 +42,6 @@ log = logging.getLogger("train")
 # ---- what is asked for ----------------------------------------------------------------------
 
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults are shown, and lines of the epilog are kept."""
-
-
 def positive(text: str) -> int:
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
@@ -55,40 +51,52 @@ def positive(text: str) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     strategies = "\n".join(f"  {key:15}{it.says}" for key, it in models.STRATEGIES.items())
     parser = argparse.ArgumentParser(
-        formatter_class=Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description=(__doc__ or "").splitlines()[0],
         epilog=f"strategies:\n{strategies}\n\nexit status:\n"
         f"  {FINISHED}    finished\n"
+        f"  1    failed: an error, or a loss that is not finite\n"
         f"  {REFUSED}    refused: it says why and what to change\n"
         f"  {STOPPED}  stopped by SIGTERM after a save: the same command goes on from there",
     )
+    # fmt: off
     add = parser.add_argument_group("where it runs: may differ at each start").add_argument
-    add("--strategy", choices=models.STRATEGIES, default="data-parallel", help="see below")
-    add("--data", type=positive, metavar="N", help="devices that split the batch; None: the rest")
-    add("--model", type=positive, metavar="N", help="devices that split weights; None: as fits")
+    add("--strategy", choices=models.STRATEGIES, default="data-parallel", metavar="NAME",
+        help="see below (%(default)s)")
+    add("--data", type=positive, metavar="N", help="devices that split the batch (the rest)")
+    add("--model", type=positive, metavar="N", help="devices that split weights (by strategy)")
     add("--cpu-devices", type=positive, metavar="N", help="simulate N devices on the CPU")
-    add("--remat", action="store_true", help="recompute layers in the backward pass: less memory")
+    add("--remat", action="store_true", help="less memory: compute layers again in backward")
 
-    add = parser.add_argument_group("what it computes: the same at every start").add_argument
-    add("--L", type=positive, default=4, help="layers")
-    add("--D", type=positive, default=96, help="model width")
-    add("--F", type=positive, default=384, help="hidden width")
-    add("--batch", type=positive, default=64, help="rows of a batch, over all devices")
+    add = parser.add_argument_group("what it computes: the same at each start").add_argument
+    add("--L", type=positive, default=4, metavar="N", help="layers (%(default)s)")
+    add("--D", type=positive, default=96, metavar="N", help="model width (%(default)s)")
+    add("--F", type=positive, default=384, metavar="N", help="hidden width (%(default)s)")
+    add("--batch", type=positive, default=64, metavar="ROWS", help="over all devices (%(default)s)")
     add("--precision", choices=["float32", "bfloat16"], default="float32",
-        help="of the computation; weights and moments are float32 either way")  # fmt: skip
-    add("--learning-rate", type=float, default=1e-3, help="of AdamW")
-    add("--noise", type=float, default=0.1, help="added to each training image anew")
-    add("--seed", type=int, default=0, help="of weights, order and noise")
+        help="of the computation; weights and moments stay float32 (%(default)s)")
+    add("--learning-rate", type=float, default=1e-3, metavar="X", help="of AdamW (%(default)s)")
+    add("--noise", type=float, default=0.1, metavar="X",
+        help="added to each training image (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N",
+        help="of weights, order and noise (%(default)s)")
 
     add = parser.add_argument_group("how long, and what is written").add_argument
-    add("--epochs", type=positive, default=8, help="times through the training images")
-    add("--steps", type=positive, help="instead of --epochs")
-    add("--checkpoints", default="runs/digits", metavar="DIR", help="a folder, or gs://…")
-    add("--save-every", type=positive, default=50, metavar="STEPS", help="saves; also at the end")
-    add("--keep", type=positive, default=3, help="newest checkpoints to keep")
-    add("--logs", metavar="DIR", help="for metrics.csv and train.log; None: CHECKPOINTS-logs")
-    add("--log-every", type=positive, default=10, metavar="STEPS", help="rows of metrics.csv")
-    add("--evaluate-every", type=positive, metavar="STEPS", help="test; None: after each epoch")
+    add("--epochs", type=positive, default=8, metavar="N",
+        help="times through the training images (%(default)s)")
+    add("--steps", type=positive, metavar="N", help="instead of --epochs")
+    add("--checkpoints", default="runs/digits", metavar="DIR",
+        help="a folder, or gs://… (%(default)s)")
+    add("--save-every", type=positive, default=50, metavar="STEPS",
+        help="from one checkpoint to the next (%(default)s); the end is saved as well")
+    add("--keep", type=positive, default=3, metavar="N",
+        help="newest checkpoints that stay (%(default)s)")
+    add("--logs", metavar="DIR", help="for metrics.csv and train.log (CHECKPOINTS-logs)")
+    add("--log-every", type=positive, default=10, metavar="STEPS",
+        help="from row to row of metrics.csv (%(default)s)")
+    add("--evaluate-every", type=positive, metavar="STEPS",
+        help="from test to test (an epoch)")
+    # fmt: on
     return parser.parse_args(argv)
 
 

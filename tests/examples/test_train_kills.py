@@ -30,21 +30,25 @@ def plan(rng):
 
 def killed_while(when, folder, rng):
     """One life: (step it began at, steps that it was writing). None before it said where."""
+    leftovers = lives.torn(folder)  # it clears these away before it says where it begins
     process = lives.started(folder, *COMMAND)
     if when == "starting":
-        end = time.monotonic() + rng.uniform(0.5, 6)
-        assert lives.wait_until(lambda: time.monotonic() > end or lives.torn(folder), process)
-    else:  # the line that says where it begins comes after leftovers were cleared away
+        end, most = time.monotonic() + rng.uniform(0.5, 6), lives.last_step(folder) + 4 * EVERY
+        assert lives.wait_until(
+            lambda: time.monotonic() > end or lives.last_step(folder) > most, process
+        )
+    else:
         assert lives.wait_until(lambda: lives.first_step(lives.heard(process)) is not None, process)
         first = lives.first_step(lives.heard(process))
         ahead = rng.randrange(1, 4 * EVERY)
         if when == "training":
             assert lives.wait_until(lambda: lives.last_step(folder) > first + ahead, process)
         else:
-            assert lives.wait_until(lambda: max(lives.torn(folder), default=0) > first + ahead - EVERY, process)
+            after = first + ahead - EVERY
+            assert lives.wait_until(lambda: any(step > after for step in lives.torn(folder)), process)
             time.sleep(rng.choice([0, 0, 0.01, 0.03, 0.1]))
-    said = lives.killed(process)
-    return lives.first_step(said), lives.torn(folder)
+    first = lives.first_step(lives.killed(process))
+    return first, lives.torn(folder) - (leftovers if first is None else set())
 
 
 @pytest.fixture(scope="module")

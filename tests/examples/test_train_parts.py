@@ -180,6 +180,18 @@ def test_bfloat16_is_what_the_matmuls_compute_in():
     assert len(products) > 8 and all(":bf16[" in line for line in products), products
 
 
+def test_float32_means_float32_on_accelerators_too(tmp_path, monkeypatch):
+    """TPUs and GPUs would multiply in fewer bits. A CPU does not: so look at what is asked for."""
+
+    def look(*_):
+        raise model.Refused(jax.config.jax_default_matmul_precision)
+
+    monkeypatch.setattr(train, "open_log", lambda _: None)
+    monkeypatch.setattr(train, "begin", look)
+    with pytest.raises(model.Refused, match="^float32$"):
+        train.train(train.parse(["--checkpoints", str(tmp_path / "run")]))
+
+
 # ---- data --------------------------------------------------------------------------------------
 
 
