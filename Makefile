@@ -13,7 +13,7 @@ PACKAGES := pyproject.toml bookkit/pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live sync bench lint mutants coverage offline po translations \
+.PHONY: help venv site test serve live sync bench lint mutants kills coverage offline po translations \
 	new-language linkcheck colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
@@ -70,6 +70,9 @@ lint: venv ## the rules of the house, ruff, mypy (as on Windows too), codespell,
 
 mutants: venv ## apply every planted fault and see that its cell fails
 	@$(RUN) bookkit mutants
+
+kills: venv ## kill the training program of examples/ twenty times, and see that nothing is lost
+	@TRAIN_KILLS=20 $(RUN) pytest -s tests/examples/test_train_kills.py
 
 coverage: venv ## check that each row of the coverage table is asserted or argued
 	@$(RUN) bookkit coverage

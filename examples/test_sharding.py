@@ -1,0 +1,85 @@
+"""Hold a training step to its shardings, its collectives and its bytes, in your own CI.
+
+Copy this file, put your model between the two lines, change the numbers, and run `pytest`. The
+step is compiled from shapes and no array is made: a model of billions is tested like this one.
+Eight devices are simulated, so no accelerator is needed. When w_FD loses its sharding, it says
+
+    AssertionError: w_FD is stored as P(), not as P('data', None)
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # both are read when JAX starts
+
+import jax
+import optax
+import pytest
+from flax import nnx
+from jax import NamedSharding, P
+
+import meshscope as ms
+
+# ---- your model, for example a small one with fully sharded data parallelism (FSDP) ---------
+
+B, D, F = 64, 256, 1024
+sgd = optax.sgd(0.1)
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        init = nnx.initializers.lecun_normal()
+        self.w_DF = nnx.Param(init(rngs.params(), (D, F)), out_sharding=("data", None))
+        self.w_FD = nnx.Param(init(rngs.params(), (F, D)), out_sharding=("data", None))
+
+    def __call__(self, x_BD):
+        h_BF = jax.lax.with_sharding_constraint(jax.nn.relu(x_BD @ self.w_DF), P("data"))
+        return jax.lax.with_sharding_constraint(h_BF @ self.w_FD, P("data"))
+
+
+def make():
+    model = Model(nnx.Rngs(0))
+    return model, nnx.Optimizer(model, sgd, wrt=nnx.Param)
+
+
+def step(model, optimizer, x_BD):
+    gradients = nnx.grad(lambda model: (model(x_BD) ** 2).mean())(model)
+    optimizer.update(model, gradients)
+    return model, optimizer
+
+
+# ---- what it must keep to -------------------------------------------------------------------
+
+n, KERNEL = jax.device_count(), 4 * D * F  # bytes of a weight; two of them
+mesh = jax.make_mesh((n,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture(scope="module")
+def program():
+    with jax.set_mesh(mesh):
+        model, optimizer = nnx.merge(*nnx.get_abstract_model(make, mesh))
+        x_BD = jax.ShapeDtypeStruct((B, D), "float32", sharding=NamedSharding(mesh, P("data")))
+        return jax.jit(step, donate_argnums=(0, 1)).lower(model, optimizer, x_BD).compile()
+
+
+def test_shardings(program):
+    """As they come back from a step, so that a drift shows as well."""
+    wanted = P("data", None)
+    for name, found in nnx.to_pure_dict(nnx.state(program.output_shardings[0])).items():
+        as_wanted = found.is_equivalent_to(NamedSharding(mesh, wanted), 2)
+        assert as_wanted, f"{name} is stored as {found.spec}, not as {wanted}"
+
+
+def test_collectives(program):
+    moved = ms.collectives(program, mesh).by("kind", "axes")
+    both = 2 * KERNEL if n > 1 else 0
+    assert moved.bytes("all-gather", "data") == both  # weights, for the moment of use
+    assert moved.bytes("all-reduce", "data") == both  # gradients
+    assert {kind for kind, _ in moved} <= {"all-gather", "all-reduce"}  # and nothing else
+
+
+def test_bytes(program):
+    held = ms.memory(program)
+    assert held.arguments == (2 * KERNEL + 4 * B * D) // n + 4  # weights, batch, step counter
+    assert held.aliased == 2 * KERNEL // n + 4  # all of the state is donated
+    assert held.temporaries < 5 * KERNEL  # gathered weights and their gradients, no third copy

@@ -1,0 +1,420 @@
+"""Train the book's model on handwritten digits, on any number of devices; kill it, and go on.
+
+    python examples/train.py --cpu-devices 8 --strategy fsdp
+
+Run the same command again after a crash, a kill or a preemption: it goes on from the newest
+complete checkpoint, with the same bits on the same mesh, to rounding on another.
+"""
+
+import argparse
+import csv
+import functools
+import itertools
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from orbax.checkpoint import v1 as ocp
+from sklearn import datasets
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+import model as models
+from model import Batch, P, Refused, Run
+
+FINISHED, REFUSED, STOPPED = 0, 2, 128 + signal.SIGTERM
+TRAIN_ROWS = 1437  # of 1,797; the other 360 are the test
+log = logging.getLogger("train")
+
+# ---- what is asked for ----------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    strategies = "\n".join(f"  {key:15}{it.says}" for key, it in models.STRATEGIES.items())
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=(__doc__ or "").splitlines()[0],
+        epilog=f"strategies:\n{strategies}\n\nexit status:\n"
+        f"  {FINISHED}    finished\n"
+        f"  1    failed: an error, or a loss that is not finite\n"
+        f"  {REFUSED}    refused: it says why and what to change\n"
+        f"  {STOPPED}  stopped by SIGTERM after a save: the same command goes on from there",
+    )
+    # fmt: off
+    add = parser.add_argument_group("where it runs: may differ at each start").add_argument
+    add("--strategy", choices=models.STRATEGIES, default="data-parallel", metavar="NAME",
+        help="see below (%(default)s)")
+    add("--data", type=positive, metavar="N", help="devices that split the batch (the rest)")
+    add("--model", type=positive, metavar="N", help="devices that split weights (by strategy)")
+    add("--cpu-devices", type=positive, metavar="N", help="simulate N devices on the CPU")
+    add("--remat", action="store_true", help="less memory: compute layers again in backward")
+
+    add = parser.add_argument_group("what it computes: the same at each start").add_argument
+    add("--L", type=positive, default=4, metavar="N", help="layers (%(default)s)")
+    add("--D", type=positive, default=96, metavar="N", help="model width (%(default)s)")
+    add("--F", type=positive, default=384, metavar="N", help="hidden width (%(default)s)")
+    add("--batch", type=positive, default=64, metavar="ROWS", help="over all devices (%(default)s)")
+    add("--precision", choices=["float32", "bfloat16"], default="float32",
+        help="of the computation; weights and moments stay float32 (%(default)s)")
+    add("--learning-rate", type=float, default=1e-3, metavar="X", help="of AdamW (%(default)s)")
+    add("--noise", type=float, default=0.1, metavar="X",
+        help="added to each training image (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N",
+        help="of weights, order and noise (%(default)s)")
+
+    add = parser.add_argument_group("how long, and what is written").add_argument
+    add("--epochs", type=positive, default=8, metavar="N",
+        help="times through the training images (%(default)s)")
+    add("--steps", type=positive, metavar="N", help="instead of --epochs")
+    add("--checkpoints", default="runs/digits", metavar="DIR",
+        help="a folder, or gs://… (%(default)s)")
+    add("--save-every", type=positive, default=50, metavar="STEPS",
+        help="from one checkpoint to the next (%(default)s); the end is saved as well")
+    add("--keep", type=positive, default=3, metavar="N",
+        help="newest checkpoints that stay (%(default)s)")
+    add("--logs", metavar="DIR", help="for metrics.csv and train.log (CHECKPOINTS-logs)")
+    add("--log-every", type=positive, default=10, metavar="STEPS",
+        help="from row to row of metrics.csv (%(default)s)")
+    add("--evaluate-every", type=positive, metavar="STEPS",
+        help="from test to test (an epoch)")
+    # fmt: on
+    return parser.parse_args(argv)
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What decides the numbers. Stored with each checkpoint, and compared before going on."""
+    names = ("L", "D", "F", "batch", "precision", "learning_rate", "noise", "seed")
+    return {name: getattr(args, name) for name in names}
+
+
+def choose_devices(args: argparse.Namespace) -> None:
+    """Must come before JAX is first used. JAX_PLATFORMS and JAX_NUM_CPU_DEVICES work as well."""
+    if args.cpu_devices:
+        os.environ.setdefault("NPROC", str(max(16, 2 * args.cpu_devices)))  # threads: few can hang
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", args.cpu_devices)
+
+
+# ---- data -----------------------------------------------------------------------------------
+
+
+class Digits(NamedTuple):
+    images_BI: np.ndarray  # 64 pixels, 0 to 1
+    labels_B: np.ndarray
+
+
+class Position(NamedTuple):
+    """Where in the data a run is. A checkpoint keeps it beside the model."""
+
+    epoch: int = 0
+    row: int = 0  # of the epoch's order
+
+
+def load_digits() -> tuple[Digits, Digits]:
+    """To train with, and to test. They come with scikit-learn: nothing is downloaded."""
+    found = datasets.load_digits()
+    order = np.random.default_rng(0).permutation(len(found.target))
+    images_BI = (found.data[order] / 16).astype("float32")
+    labels_B = found.target[order].astype("int32")
+    first, rest = slice(TRAIN_ROWS), slice(TRAIN_ROWS, None)
+    return Digits(images_BI[first], labels_B[first]), Digits(images_BI[rest], labels_B[rest])
+
+
+def shuffled(count: int, size: int, seed: int, at: Position) -> Iterator[tuple[Any, Position]]:
+    """Endless rows of batches from a position on, each with the position after it."""
+    for epoch in itertools.count(at.epoch):
+        order = np.random.default_rng((seed, epoch)).permutation(count)
+        for row in range(at.row if epoch == at.epoch else 0, count, size):
+            end = row + size
+            yield order[row:end], Position(epoch, end) if end < count else Position(epoch + 1)
+
+
+def on_devices(digits: Digits, rows: np.ndarray, size: int, mesh: Mesh) -> Batch:
+    """A global batch, split over `data`. A short one is filled up with rows of weight 0.
+
+    Each process reads the rows that its own devices hold. The host arrays are new each time: a
+    buffer that is used again may change the batch while it is still on its way.
+    """
+    sharding = jax.NamedSharding(mesh, P("data"))
+    here = models.rows_here(sharding, size)
+    picked_B = np.pad(rows, (0, size - len(rows)))[here]
+    weights_B = (here < len(rows)).astype("float32")
+
+    def place(part: np.ndarray) -> jax.Array:
+        whole = (size, *part.shape[1:])  # said outright: a wrong share must not change the batch
+        return jax.make_array_from_process_local_data(sharding, part, whole)
+
+    return Batch(
+        place(digits.images_BI[picked_B]), place(digits.labels_B[picked_B]), place(weights_B)
+    )
+
+
+# ---- one step, one evaluation ---------------------------------------------------------------
+
+
+def compiled_step(places: Run, mesh: Mesh, noise: float) -> Callable[[Run, Batch], Any]:
+    """Donated, so that old and new state share memory; pinned, so that no sharding drifts."""
+
+    def step(run: Run, batch: Batch) -> tuple[Run, jax.Array]:
+        noise_BI = noise * jax.random.normal(run.rngs(), batch.images_BI.shape)
+        noisy = batch._replace(images_BI=batch.images_BI + noise_BI)
+        loss, gradients = nnx.value_and_grad(models.loss_of)(run.model, noisy)
+        run.optimizer.update(run.model, gradients)
+        return run, loss
+
+    everywhere = jax.NamedSharding(mesh, P())  # so that every process can read the loss
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, everywhere))
+
+
+def compiled_test(test: Digits, size: int, mesh: Mesh) -> Callable[[Run], tuple[float, float]]:
+    """Mean loss and accuracy over the test rows: sums over uneven batches, one division."""
+    sums_of = jax.jit(models.sums_of, out_shardings=jax.NamedSharding(mesh, P()))
+    rows = np.array_split(np.arange(len(test.labels_B)), range(size, len(test.labels_B), size))
+    batches = [on_devices(test, some, size, mesh) for some in rows]
+
+    def evaluate(run: Run) -> tuple[float, float]:
+        sums = [np.asarray(sums_of(run.model, batch), "float64") for batch in batches]
+        loss, right, count = np.sum(sums, axis=0)
+        assert count == len(test.labels_B), f"{count} of {len(test.labels_B)} rows were tested"
+        return loss / count, right / count
+
+    return evaluate
+
+
+def bytes_held(run: Run) -> int:
+    """Bytes of weights, moments and keys on each device."""
+    leaves = jax.tree.leaves(run)
+    shares = [math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves]
+    return sum(share * leaf.dtype.itemsize for share, leaf in zip(shares, leaves))
+
+
+# ---- checkpoints ----------------------------------------------------------------------------
+
+
+def check_directory(directory: str, ours: dict[str, Any]) -> None:
+    """Refuse to go on from another run's checkpoint. Only reads: nothing is created or removed."""
+    steps = ocp.path.step.standard_name_format().find_all(directory)
+    newest = max(steps, key=lambda checkpoint: checkpoint.step, default=None)
+    if newest is None:
+        return
+    noted = ocp.metadata(newest.path).custom_metadata or {}
+    if "settings" not in noted:
+        raise Refused(f"{newest.path} was not written by this program: choose other --checkpoints")
+    differ = [
+        f"--{name.replace('_', '-')} {noted['settings'].get(name)} (now {value})"
+        for name, value in ours.items()
+        if noted["settings"].get(name) != value
+    ]
+    if differ:
+        raise Refused(
+            f"{newest.path} is of a run with {', '.join(differ)}: give the same to go on with "
+            "it, or choose other --checkpoints to begin anew"
+        )
+
+
+def open_checkpoints(directory: str, every: int, keep: int) -> ocp.training.Checkpointer:
+    when, what = ocp.training.save_decision_policies, ocp.training.preservation_policies
+    return ocp.training.Checkpointer(
+        directory,
+        # An interval alone would replace the default, which also saves on preemption.
+        save_decision_policy=when.AnySavePolicy(
+            [when.FixedIntervalPolicy(every), when.PreemptionCheckpointingPolicy()]
+        ),
+        preservation_policy=what.LatestN(keep),
+        cleanup_tmp_directories=True,  # what a kill left of an unfinished save
+    )
+
+
+def begin(
+    saver: ocp.training.Checkpointer, make: Callable[[], Run], mesh: Mesh
+) -> tuple[Run, Run, int, Position]:
+    """The run, where its arrays are, its step and its position: new, or from a checkpoint.
+
+    The checkpoint knows the values, the target the places: so any mesh can read it.
+    """
+    graphdef, target = nnx.get_abstract_model(make, mesh)
+    places = jax.tree.map(lambda leaf: leaf.sharding, nnx.merge(graphdef, target))
+    newest = saver.latest
+    if newest is None:
+        return jax.jit(make, out_shardings=places)(), places, 0, Position()
+    try:
+        run = nnx.merge(graphdef, saver.load(newest, abstract_state=target))
+        noted = saver.metadata(newest).custom_metadata
+    except Exception as error:
+        raise Refused(
+            f"{newest.path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}): "
+            "move it away to go on from the checkpoint before it"
+        ) from error
+    return run, places, newest.step, Position(**noted["position"])
+
+
+# ---- what people see ------------------------------------------------------------------------
+
+
+class Metrics:
+    """metrics.csv: a row for each step that is logged, once and in order, whatever was killed."""
+
+    FIELDS = ("step", "epoch", "loss", "images_per_second", "bytes_per_device",
+              "test_loss", "test_accuracy")  # fmt: skip
+
+    def __init__(self, path: Path | None, step: int):
+        """Rows of later steps are dropped: those steps are taken again. None writes nothing."""
+        self.path = path
+        if path is None:
+            return
+        rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+        whole = [row for row in rows if None not in row.values()]
+        fresh = path.with_suffix(".new")
+        with fresh.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.FIELDS)
+            writer.writeheader()
+            writer.writerows(row for row in whole if int(row["step"]) <= step)
+        os.replace(fresh, path)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Before the step is saved, so that a saved step never lacks its row."""
+        if self.path is not None:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.FIELDS).writerow(row)
+
+
+def report(bar: tqdm, row: dict[str, Any]) -> None:
+    """In the progress bar; as a line of the log where there is no bar, and after each test."""
+    shown = f"loss {row['loss']:.4f}, {row['images_per_second']:,.0f} images/s, "
+    shown += f"{row['bytes_per_device'] / 1e6:.2f} MB each"
+    bar.set_postfix_str(shown)
+    if "test_loss" in row:
+        shown += f"; test: loss {row['test_loss']:.4f}, {row['test_accuracy']:.1%} right"
+    if "test_loss" in row or bar.disable:
+        log.info(f"step {row['step']} of {bar.total}: {shown}")
+
+
+def open_log(folder: Path) -> Path | None:
+    """Log to the terminal and train.log. Returns where metrics go: None but for process 0."""
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(folder / "train.log"))
+        log.setLevel(logging.INFO)  # other loggers, and other processes, say warnings only
+    logging.basicConfig(format="%(asctime)s %(message)s", handlers=handlers, force=True)
+    return folder / "metrics.csv" if jax.process_index() == 0 else None
+
+
+def stop_requests() -> Callable[[int], bool]:
+    """A question for after each step: did SIGTERM come, so that we should save and leave?"""
+    came = threading.Event()
+    if jax.process_count() == 1:  # with several JAX catches it, and all agree on a last step
+        signal.signal(signal.SIGTERM, lambda *_: came.set())
+    return lambda step: came.is_set() or multihost_utils.reached_preemption_sync_point(step)
+
+
+# ---- the program ----------------------------------------------------------------------------
+
+
+def train(args: argparse.Namespace) -> int:
+    mesh = models.make_mesh(args.strategy, args.data, args.model)
+    config = models.Config(args.L, args.D, args.F, compute=args.precision, remat=args.remat)
+    models.check_sizes(config, args.strategy, mesh, args.batch)
+    cloud = "://" in args.checkpoints
+    directory = args.checkpoints if cloud else os.path.abspath(args.checkpoints)
+    if cloud and not args.logs:
+        raise Refused(f"{directory} is no local folder: say with --logs where metrics go")
+    check_directory(directory, settings(args))
+    metrics_path = open_log(Path(args.logs or f"{directory}-logs"))
+    asked_to_stop = stop_requests()
+    with (
+        jax.set_mesh(mesh),
+        jax.default_matmul_precision("float32"),  # TPUs and GPUs would round to fewer bits
+        logging_redirect_tqdm(),  # lines of the log appear above the progress bar
+        open_checkpoints(directory, args.save_every, args.keep) as saver,
+    ):
+        adamw = optax.adamw(args.learning_rate)
+        make = functools.partial(models.make_run, config, args.strategy, adamw, args.seed)
+        run, places, step, position = begin(saver, make, mesh)
+        held, metrics = bytes_held(run), Metrics(metrics_path, step)
+        training, test = load_digits()
+        epoch = -(-TRAIN_ROWS // args.batch)  # steps of one
+        last = args.steps or args.epochs * epoch
+        log.info(
+            f"{'going on after' if step else 'a new run from'} step {step} of {last}: "
+            f"{args.strategy} on {mesh.shape['data']} x {mesh.shape['model']} "
+            f"{jax.default_backend()} devices, {held:,} bytes of state on each"
+        )
+        train_step = compiled_step(places, mesh, args.noise)
+        evaluate = compiled_test(test, args.batch, mesh)
+        batches = (
+            (on_devices(training, rows, args.batch, mesh), len(rows), after)
+            for rows, after in shuffled(TRAIN_ROWS, args.batch, args.seed, position)
+        )
+        ahead = itertools.pairwise(batches)  # the next one is on its way while one is in use
+        bar = tqdm(total=last, initial=step, unit="step", disable=None if metrics_path else True)
+        stop, images, since = False, 0, None
+        while step < last and not stop:
+            (batch, count, position), _ = next(ahead)
+            run, loss = train_step(run, batch)
+            step, images = step + 1, images + count
+            bar.update()
+            if since is None or jax.default_backend() == "cpu":
+                loss.block_until_ready()  # simulated devices share threads: a queue can hang
+            if since is None:  # the first step was compiled as well: the clock starts after it
+                images, since = 0, time.perf_counter()
+            stop = asked_to_stop(step)
+            saving = stop or step == last or saver.should_save(step)
+            testing = step == last or (step % (args.evaluate_every or epoch) == 0 and not stop)
+            if saving or testing or step % args.log_every == 0:
+                row = {"step": step, "epoch": position.epoch, "loss": float(loss)}
+                if not math.isfinite(row["loss"]):
+                    raise SystemExit(
+                        f"train.py: the loss is {row['loss']} at step {step}, which was not saved: "
+                        "begin anew, in other --checkpoints, with a smaller --learning-rate"
+                    )
+                speed = images / (time.perf_counter() - since)
+                row |= {"images_per_second": round(speed, 1), "bytes_per_device": held}
+                if testing:
+                    row["test_loss"], row["test_accuracy"] = evaluate(run)
+                metrics.write(row)
+                report(bar, row)
+                images, since = 0, time.perf_counter()
+            if saving:  # in the background; what fails there is raised by the next save, or below
+                noted = {"settings": settings(args), "position": position._asdict()}
+                saver.save_async(step, nnx.state(run), force=True, custom_metadata=noted)
+        bar.close()
+        saver.wait()
+        if step < last:
+            log.info(f"stopped by SIGTERM; step {step} is saved: the same command goes on from it")
+            return STOPPED
+        log.info(f"finished: step {step} is saved in {directory}; more --epochs or --steps go on")
+        return FINISHED
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    choose_devices(args)
+    try:
+        return train(args)
+    except Refused as refusal:
+        print(f"train.py: {refusal}", file=sys.stderr)
+        return REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
