@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 
 import meshscope as ms
-from meshscope import hlo
+from meshscope import _hlo as hlo
 
-pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollective")
+pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollectiveWarning")
 P = jax.P
 GRID = AbstractMesh((2, 4), ("data", "model"))
 LINE = AbstractMesh((8,), ("data",))
@@ -46,7 +46,7 @@ def module(lines, computations="", devices=8):
     """A program around some instructions, in XLA's own words."""
     body = "\n".join(f"  {line}" for line in lines)
     return accepted(
-        f"HloModule m, num_partitions={devices}\n\n"
+        f"HloModule m, is_scheduled=true, num_partitions={devices}\n\n"
         "%add (a: f32[], b: f32[]) -> f32[] {\n"
         "  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
         "  ROOT %c = f32[] add(%a, %b)\n}\n\n"
@@ -193,8 +193,8 @@ def test_calls_fusions_and_branches_are_followed():
     )
     rows = ms.collectives(text, GRID)
     assert {row.axes for row in rows} == {("data",)}
-    # Called twice, fused once, one branch of two or the other, the only branch of one.
-    assert [row.executions for row in rows] == [1, 1, 1, None, None, 1]
+    # Called twice, fused once, one branch or the other alike, the only branch of one.
+    assert [row.executions for row in rows] == [1, 1, 1, 1, 1]
 
 
 def test_rarer_kinds_are_recognised():
@@ -275,12 +275,12 @@ def test_a_line_that_cannot_be_read_warns_and_the_rest_counts(broken):
     good = module([GOOD])
     line = next(s for s in good.split("\n") if " all-reduce(" in s)
     text = good.replace(line, line.replace("%r", "%first") + "\n  " + broken)
-    with pytest.raises(ms.UnparsedCollective, match="cannot read"):
+    with pytest.raises(ms.UnparsedCollectiveWarning, match="cannot read"):
         ms.collectives(text, GRID)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rows = ms.collectives(text, GRID)
-    assert [w.category for w in caught] == [ms.UnparsedCollective]
+    assert [w.category for w in caught] == [ms.UnparsedCollectiveWarning]
     assert rows.by("kind", "axes") == {("all-reduce", ("model",)): (1, 128, 192)}
 
 
@@ -290,7 +290,7 @@ def test_a_collective_that_nothing_calls_warns():
         "ENTRY %start (p: f32[8,4]) -> f32[8,4] {\n  %p = f32[8,4]{1,0} parameter(0)\n"
         "  ROOT %y = f32[8,4]{1,0} call-of-tomorrow(%p), how=%main\n}\n"
     )
-    with pytest.raises(ms.UnparsedCollective):
+    with pytest.raises(ms.UnparsedCollectiveWarning):
         ms.collectives(text, GRID)
 
 

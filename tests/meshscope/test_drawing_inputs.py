@@ -3,6 +3,7 @@ determinism, a label for those who cannot see it, plain text without control cod
 
 import itertools
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from test_drawing import Picture, check, read_svg, read_text, words
 
 import meshscope as ms
-from meshscope.drawing import COLOURS
+from meshscope import PALETTE as COLOURS
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
@@ -298,8 +299,6 @@ def test_a_drawing_stands_alone_and_says_what_it_shows():
         colours = re.findall(r'(?:fill|stroke)="([^"]*)"', drawing.svg)
         for colour in set(colours) - {"none", "currentColor"}:
             assert re.search(r"var\(--ms-[a-z0-9-]+,#[0-9a-f]{6}\)", colour)
-        files = ET.fromstring(drawing._repr_svg_())
-        assert files[0].text.startswith("svg{color:")
 
 
 def test_the_label_names_what_axes_and_conclusion():
@@ -386,8 +385,21 @@ def test_a_notebook_stores_the_picture_and_the_text_and_nothing_else(monkeypatch
     )
     shell = InteractiveShell.instance()
     drawing = ms.show(mesh_of())
-    assert shell.display_formatter.format(drawing) == ({}, {})
-    assert stored == [{"text/html": drawing.svg, "text/plain": drawing.text}]
+    shown, _ = shell.display_formatter.format(drawing)
+    assert shown == {"text/html": drawing.svg, "text/plain": drawing.text}
+    assert stored == []  # nothing is shown on the side
+
+
+def test_a_file_stands_alone_and_follows_the_reader_s_theme(tmp_path):
+    drawing = ms.show({"w": array((8, 16), P("data")), "b": array((16,), P())}, "x_BD")
+    for path in (tmp_path / "drawing.svg", str(tmp_path / "again.svg")):
+        assert drawing.save(path) is None
+        text = pathlib.Path(path).read_bytes().decode("utf-8")
+        root = ET.fromstring(text)
+        assert root[0].tag.endswith("style") and root[0].text.startswith("svg{color:#1a1a1a}")
+        assert "prefers-color-scheme:dark){svg{color:#eee}}" in root[0].text
+        assert text.replace(text[text.index("<style>"):text.index("</style>") + 8], "") == drawing.svg + "\n"
+        assert len(Picture(text).blocks) == len(Picture(drawing.svg).blocks)
 
 
 # Colours.

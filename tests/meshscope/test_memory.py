@@ -185,11 +185,11 @@ def test_tables_for_a_terminal_and_a_notebook():
     told = ms.memory({"<w>": x})
     assert repr(told) == (
         "32 bytes per device; 256 without copies, 256 on all devices\n"
-        "leaf  shape   dtype    spec             bytes per device  placement\n"
-        "<w>   (8, 8)  float32  P(('a', 'b'))    32                sharded"
-    ).replace("spec             ", "spec           ").replace("'b'))    ", "'b'))  ")
+        "leaf  shape   dtype    spec           bytes per device  placement\n"
+        "<w>   (8, 8)  float32  P(('a', 'b'))                32  sharded"
+    )
     html = told._repr_html_()
-    assert "&lt;w&gt;" in html and "<w>" not in html and "currentColor" in html
+    assert "&lt;w&gt;" in html and "<w>" not in html
 
 
 def test_partial_sums_are_not_called_copies():

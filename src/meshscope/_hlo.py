@@ -15,6 +15,9 @@ Groups = tuple[tuple[int, ...], ...]
 
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*->.*\{\s*$")
+# What else a module has: its first line, ends of computations, tables of files and frames.
+_AROUND = re.compile(r"HloModule |\}|(File|Function)(Names|Locations)$|StackFrames$|\d+ ")
+_LOWERED = re.compile(r"\b(stablehlo|mhlo)\.|^(ENTRY|HloModule) ", re.MULTILINE)
 _NAME = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _CALLED = re.compile(
@@ -54,6 +57,7 @@ class Program:
     computations: dict[str, Computation]
     entry: str
     unread: tuple[str, ...]
+    devices: int  # that it is partitioned for; 0 if it does not say
 
     def instructions(self) -> Iterator[Instruction]:
         """Every instruction of every computation."""
@@ -65,8 +69,13 @@ def root(computation: Computation) -> Instruction:
     return next(i for i in computation.values() if i.line.startswith("ROOT "))
 
 
-def parse(text: str) -> Program:
-    """Take the text of a module apart."""
+def parse(text: str, trusted: bool = False) -> Program:
+    """Take the text of a compiled module apart; ValueError for a text that is none.
+
+    Only a compiled program has a schedule, for which a text is searched unless it is
+    ``trusted``. Before that, collectives are missing that the compiler adds, and shapes
+    are those of whole arrays.
+    """
     computations: dict[str, Computation] = {}
     unread: list[str] = []
     entry = current = ""
@@ -75,12 +84,24 @@ def parse(text: str) -> Program:
             current = header[2]
             computations[current] = {}
             entry = current if header[1] else entry
-        elif current and line[:1].isspace() and line.strip():
-            if instruction := _instruction(line):
-                computations[current][instruction.name] = instruction
-            else:
-                unread.append(line.strip())
-    return Program(computations, entry, tuple(unread))
+        elif current and line[:1].isspace() and (instruction := _instruction(line)):
+            computations[current][instruction.name] = instruction
+        elif line.strip() and not _AROUND.match(line):
+            unread.append(line.strip())
+    head = text.split("\n", 1)[0]
+    if not (computations.get(entry) and head.startswith("HloModule ")):
+        what = "no compiled program"
+        what = "a program that is not compiled" if _LOWERED.search(text) else what
+    elif not trusted and not re.search(r"\bis_scheduled=true\b", head):
+        what = "a program that is not compiled to the end"
+    else:
+        parts = re.search(r"\bnum_partitions=(\d+)", head)
+        return Program(computations, entry, tuple(unread), int(parts[1]) if parts else 0)
+    start = text.strip()[:60].split("\n")[0]
+    raise ValueError(
+        f"this text is {what}: pass jax.jit(f).lower(...).compile(), or the text that its "
+        f"as_text() gives. It begins {start!r}"
+    )
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -207,6 +228,12 @@ def _braces(text: str) -> Groups:
 
 def _tuples(grid: np.ndarray) -> Groups:
     return tuple(tuple(map(int, row)) for row in grid)
+
+
+def op_name(line: str) -> str:
+    """JAX's name of the operation that a line comes from, or ``""``."""
+    found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', line)
+    return found[1] if found else ""
 
 
 class Sources:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 from zlib import crc32
 
-from .placement import Axes, Edge, Placement, leaves, times
+from ._messages import Line, Said, Text, attributes, joined, plain, runs
+from ._placement import COPIED, COPIES, REDUCED, Axes, Edge, Placement, leaves, times
 
-# One colour per mesh axis, in every drawing. A page may set the variables --ms-data
-# to --ms-axis-3; these fallbacks differ to colour-blind eyes and keep a contrast of
-# at least 3 on white and on #121212.
-COLOURS = {
+# These differ to colour-blind eyes and keep a contrast of at least 3 on white and on #121212.
+PALETTE: Mapping[str, str] = {
     "data": "#0072b2",
     "model": "#d55e00",
     "fsdp": "#08762f",
@@ -26,6 +27,7 @@ COLOURS = {
     "axis-2": "#8a6ae0",
     "axis-3": "#c4506a",
 }
+SHEETS = (COPIED, COPIES, REDUCED)  # drawn as sheets under the blocks: the values are the same
 OTHERS = ("axis-1", "axis-2", "axis-3")
 MOST_PARTS = 16  # of one dimension; the middle of more is left out
 MOST_LEAVES = 12  # drawn one by one; more make a table
@@ -35,12 +37,20 @@ EM = 0.61  # width of a character of the font, in font sizes
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of a placement: ``svg`` in notebooks, ``text`` in terminals.
+    """A picture of a placement, which a notebook shows and ``print`` writes as text.
 
-    ``svg`` is one element that stands alone, in a page or in a file; its colours
-    come from ``currentColor`` and the page's ``--ms-…`` variables. ``_repr_svg_()``
-    is for files: it also turns light where the reader prefers a dark page. ``pieces``
-    are the drawings of a tree's leaves, which flow beside each other in a notebook.
+    >>> import jax, meshscope
+    >>> drawing = meshscope.show(jax.make_mesh((2, 4), ("data", "model")), "eight devices")
+    >>> drawing.svg[:4], drawing.text.split("\\n")[0]
+    ('<svg', 'eight devices')
+
+    Attributes:
+      svg: one ``<svg>`` element that stands alone in a page. Its ink is the page's
+        (``currentColor``), and so are its colours where the page sets ``--ms-data`` and
+        so on. Elements that show a sentence carry it as ``data-message`` and
+        ``data-values``.
+      text: the same in characters, for a terminal.
+      pieces: one ``<svg>`` for each leaf of a tree, which a notebook shows side by side.
     """
 
     svg: str
@@ -56,26 +66,47 @@ class Drawing:
         flow = "display:flex;flex-wrap:wrap;gap:20px 32px;align-items:flex-start"
         return f'<div style="{flow}">{"".join(self.pieces)}</div>'
 
-    def _repr_svg_(self) -> str:
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an SVG file, whose ink turns light where the reader prefers a dark page.
+
+        >>> import jax, meshscope, pathlib, tempfile
+        >>> drawing = meshscope.show(jax.make_mesh((8,), ("data",)))
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "mesh.svg")
+        >>> drawing.save(file)
+        >>> "prefers-color-scheme:dark" in file.read_text("utf-8")
+        True
+
+        Args:
+          path: of the file; it should end in ``.svg``. A file that is there is replaced.
+        """
         ink = "svg{color:#1a1a1a}@media(prefers-color-scheme:dark){svg{color:#eee}}"
         head, end, rest = self.svg.partition(">")
-        return f"{head}{end}<style>{ink}</style>{rest}"
-
-    def _ipython_display_(self) -> None:
-        # Asked one by one, both _repr_html_ and _repr_svg_ would be stored.
-        from IPython.display import display
-
-        bundle = {"text/html": self._repr_html_(), "text/plain": self.text}
-        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.write(f"{head}{end}<style>{ink}</style>{rest}\n")
 
 
-def show(x: Any, title: str | None = None) -> Drawing:
+def show(x: Any, title: str | None = None, *, palette: Mapping[str, str] | None = None) -> Drawing:
     """Draw how ``x`` lies on its mesh.
 
     Each block of the array is labelled with the ids of the devices that hold it.
     Each dimension is labelled with its size, the mesh axes that split it and the
     size of a part, all in elements: ``16 ÷ model(4) = 4``. Mesh axes that split
-    nothing hold copies, and are named below the blocks.
+    nothing hold copies, or partial sums, and are named below the blocks; an axis
+    over which a sum is finished (``{R:…}``) is called reduced.
+
+    >>> import jax, meshscope
+    >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+    >>> meshscope.show(((8, 16), jax.NamedSharding(mesh, jax.P("data"))))
+    [8,16]  P('data')
+                  16
+                  0         16
+                0 ┌─────────┐
+    8             │ 0 1 2 3 │
+    ÷ data(2)   4 ├─────────┤
+    = 4           │ 4 5 6 7 │
+                8 └─────────┘
+    copied over model(4)
+    each device: 4×16
 
     Args:
       x: a ``jax.Array`` of any rank; a ``jax.ShapeDtypeStruct`` with a sharding; a
@@ -85,23 +116,30 @@ def show(x: Any, title: str | None = None) -> Drawing:
         or ``AbstractMesh``; or a pytree of these, drawn leaf by leaf, or as a table
         where there are more than 12.
       title: a line above the drawing.
+      palette: colours of mesh axes by name, such as ``{"tp": "#d55e00"}``, beside
+        those of ``meshscope.PALETTE`` or in their place. An axis that is in neither
+        has one of three further colours.
 
     Raises:
       ValueError: a dimension that its mesh axes do not divide, with names and sizes;
-        an array traced over Auto axes or without a mesh; a shape without a sharding;
-        an empty mesh or tree.
+        an array traced over Auto axes or without a mesh; a deleted (donated) array;
+        a shape without a sharding; an empty mesh or tree; a colour that is none.
       TypeError: what lies on no device (a host array, a function, a program, a
         spec), with what to pass instead.
     """
+    colours = dict(palette or {})
+    for axis, colour in colours.items():
+        if not re.fullmatch(r"[\w#(),.%/ -]+", colour):
+            raise ValueError(f"{colour!r} is no colour for {axis}: pass one such as '#d55e00'")
     named = leaves(x)
     if len(named) > MOST_LEAVES:
-        drawn = [_table(named, title)]
+        drawn = [_table(named, title, colours)]
     else:
         heads = [[title or named[0][0]]] if len(named) == 1 else [[n] for n, _ in named]
         if len(named) > 1:
             heads[0].insert(0, title or "")
         scenes = [_Scene(p, list(filter(None, h))) for (_, p), h in zip(named, heads)]
-        drawn = [(_picture(s), _words(s)) for s in scenes]
+        drawn = [(_picture(s, colours), _words(s)) for s in scenes]
     pens = [pen for pen, _ in drawn]
     pieces = tuple(_svg([pen]) for pen in pens)
     return Drawing(_svg(pens), "\n\n".join(text for _, text in drawn), pieces)
@@ -109,13 +147,7 @@ def show(x: Any, title: str | None = None) -> Drawing:
 
 # What both renderings say.
 
-Run = tuple[str, str]  # text, and the mesh axis whose colour it has, or ""
-Line = list[Run]
 Cells = list[list[list[str] | None]]  # rows of labels; None where one is left out
-
-
-def _plain(line: Line) -> str:
-    return "".join(text for text, _ in line)
 
 
 def _sum(axes: Axes, between: str) -> Line:
@@ -127,7 +159,7 @@ def _sum(axes: Axes, between: str) -> Line:
     return line
 
 
-def _flat(lines: list[Line]) -> Line:
+def _flat(lines: Sequence[Line]) -> Line:
     return [run for line in lines for run in [(" ", ""), *line]][1:]
 
 
@@ -160,14 +192,15 @@ class _Scene:
             row = min(split[0], row)
         self.has = (row >= 0, col >= 0)  # labels on the left, on top
         self.edges = [p.edges[d] if d >= 0 else Edge(1) for d in (row, col)]
-        self.labels = [self.label(d) if d >= 0 else [] for d in (row, col)]
+        self.side = self.beside(row) if row >= 0 else []
+        self.top = self.over(col) if col >= 0 else []
         self.seen = [_seen(edge.parts) for edge in self.edges]
         rest = [d for d in range(rank) if d not in (row, col)]
         lead = [d for d in rest if d in split]
-        self.above = [_flat(self.label(d)) for d in rest]
+        self.above = [self.over(d) for d in rest]
         self.few = sum(map(len, p.blocks.values())) <= MOST_PARTS
         every = list(itertools.product(*(range(p.edges[d].parts) for d in lead)))
-        self.panels: list[tuple[Line, Cells]] = []
+        self.panels: list[tuple[Line | Said, Cells]] = []
         drawn = 0
         for index in every[: max(2, 2 * MOST_PARTS // len(self.seen[0]))]:
             cells: Cells = []
@@ -180,38 +213,64 @@ class _Scene:
                     labels = list(held) if short else [_range(held)]
                     cells[-1].append(labels or None)
                     drawn += bool(labels)
-            name = _flat([self.panel(d, i) for d, i in zip(lead, index)])
-            self.panels.append((name, cells))
-        self.foot: list[Line] = []
-        for verb, axes in p.notes:
-            over = f"{verb} over " if axes[0][0] else f"{verb} × "
-            self.foot.append([(over, ""), *_sum(axes, " × ")])
+            self.panels.append((self.panel(dict(zip(lead, index))), cells))
+        self.foot: list[Said] = []
+        for message, axes in p.notes:
+            key = "count" if message == COPIES else "axes"
+            self.foot.append(Said(message, **{key: _sum(axes, " × ")}))
         if drawn < len(p.blocks):
-            left_out = f"⋯ {len(p.blocks) - drawn} of {len(p.blocks)} not drawn"
-            self.foot.append([(left_out, "")])
-        if not p.is_mesh:
-            self.foot.append([(f"each {p.keys}: {times(p.local)}", "")])
+            counts = {"count": len(p.blocks) - drawn, "all": len(p.blocks)}
+            self.foot.append(Said("⋯ {count} of {all} not drawn", **counts))
+        if p.keys:
+            self.foot.append(
+                Said("each device ({axes}): {shape}", axes=p.keys, shape=times(p.local))
+            )
+        elif not p.is_mesh:
+            self.foot.append(Said("each device: {shape}", shape=times(p.local)))
 
-    def label(self, dim: int) -> list[Line]:
+    def steps(self, dim: int) -> list[Line]:
         """A dimension, one line per step: 16, ÷ model(4), = 4."""
         edge, p = self.p.edges[dim], self.p
         if p.is_mesh:
             return [_sum(edge.axes, ""), [(edge.mark, "")]]
-        name = f"dim {dim}: " if len(p.edges) > 2 else ""
         axes = edge.axes or ((("", edge.parts),) if edge.parts > 1 else ())
-        lines = [[(f"{name}{edge.size}", "")]]
+        lines: list[Line] = [[(str(edge.size), "")]]
         lines += [[("÷ ", ""), *_sum((axis,), "")] for axis in axes]
         return lines + ([[(f"= {p.local[dim]}", "")]] if axes else [])
 
-    def panel(self, dim: int, part: int) -> Line:
-        """Which part of a leading dimension a panel is: dim 0 [0:2] stage 0."""
-        edge, step, line = self.p.edges[dim], self.p.local[dim], list[Run]()
-        if not self.p.is_mesh:
-            line.append((f"dim {dim} [{part * step}:{(part + 1) * step}] ", ""))
-        for n, (name, size) in enumerate(edge.axes):
-            position = part // math.prod(s for _, s in edge.axes[n + 1 :]) % size
-            line += [(name, name), (f" {position} ", "")]
-        return line
+    def beside(self, dim: int) -> list[Line | Said]:
+        """The lines of a dimension one under the other, numbered where there are many."""
+        first, *more = self.steps(dim)
+        return [self.numbered(dim, first), *more]
+
+    def over(self, dim: int) -> Line | Said:
+        """A dimension in one line."""
+        return self.numbered(dim, _flat(self.steps(dim)))
+
+    def numbered(self, dim: int, size: Line) -> Line | Said:
+        if self.p.is_mesh or len(self.p.edges) < 3:
+            return size
+        return Said("dim {dim}: {size}", dim=dim, size=size)
+
+    def panel(self, at: Mapping[int, int]) -> Line | Said:
+        """Which parts of leading dimensions a panel is: dim 0 [0:2] stage 0."""
+        said: list[Said] = []
+        lines: list[Line] = []
+        for dim, part in at.items():
+            edge, step, where = self.p.edges[dim], self.p.local[dim], list[Line]()
+            for n, (name, size) in enumerate(edge.axes):
+                position = part // math.prod(s for _, s in edge.axes[n + 1 :]) % size
+                where.append([(name, name), (f" {position}", "")])
+            rows = f"{part * step}:{(part + 1) * step}"
+            if where:
+                lines += where
+                message = "dim {dim} [{part}] {where}"
+                said.append(Said(message, dim=dim, part=rows, where=_flat(where)))
+            else:
+                said.append(Said("dim {dim} [{part}]", dim=dim, part=rows))
+        if self.p.is_mesh or not said:
+            return _flat(lines)
+        return joined("{part}, {parts}", said)
 
     def ticks(self, side: int) -> list[str]:
         """Numbers along an edge: elements at every cut, or coordinates of a mesh."""
@@ -226,25 +285,37 @@ class _Scene:
         words = self.p.spec.replace("'", "\0'\0").split("\0")
         return [(w, w if w in names else "") for w in words if w]
 
-    def says(self) -> str:
+    def says(self) -> Said:
         """What is drawn, along which axes, and what follows, in one sentence."""
-        p, parts = self.p, []
-        for d, e in enumerate(p.edges):
+        p, parts = self.p, list[Said]()
+        for dim, edge in enumerate(p.edges):
             if p.is_mesh:
-                parts.append(f"axis {e.axes[0][0]} of size {e.size}, {e.mark}")
-            elif e.parts == 1:
-                parts.append(f"dimension {d} of size {e.size} whole")
-            else:
-                over = " then ".join(a for a, _ in e.axes)
-                parts.append(
-                    f"dimension {d} of size {e.size} split"
-                    f"{' over ' + over if over else ''} into {e.parts} of {p.local[d]}"
-                )
+                (name, size), kind = edge.axes[0], edge.mark
+                message = "axis {name} of size {size}, {type}"
+                parts.append(Said(message, name=name, size=size, type=kind))
+                continue
+            message, whole = "dimension {dim} of size {size} whole", {"dim": dim, "size": edge.size}
+            if edge.parts == 1:
+                parts.append(Said(message, **whole))
+                continue
+            split: dict[str, Any] = {**whole, "parts": edge.parts, "each": p.local[dim]}
+            message = "dimension {dim} of size {size} split into {parts} of {each}"
+            if edge.axes:
+                message = message.replace("split into", "split over {axes} into")
+                split["axes"] = joined("{axis} then {axes}", [name for name, _ in edge.axes])
+            parts.append(Said(message, **split))
         ids = [held[0] for held in p.blocks.values()]
-        row = " ".join(ids) if len(ids) <= MOST_PARTS else f"{ids[0]} to {ids[-1]}"
-        ends = [f"in order {row}"] if p.is_mesh else [_plain(f) for f in self.foot]
-        head = ", ".join([*self.heading, f"{p.what} {p.spec}"])
-        return f"{head}: {'; '.join([*parts, *ends])}"
+        if not p.is_mesh:
+            parts += self.foot
+        elif len(ids) <= MOST_PARTS:
+            parts.append(Said("in order {ids}", ids=" ".join(ids)))
+        else:
+            parts.append(Said("in order {first} to {last}", first=ids[0], last=ids[-1]))
+        values: dict[str, Any] = {"array": f"{p.what} {p.spec}"}
+        values["parts"] = joined("{part}; {parts}", parts)
+        if not self.heading:
+            return Said("{array}: {parts}", **values)
+        return Said("{title}, {array}: {parts}", title=", ".join(self.heading), **values)
 
 
 # Plain text.
@@ -252,9 +323,9 @@ class _Scene:
 
 def _words(s: _Scene) -> str:
     mesh, (rows, columns) = s.p.is_mesh, map(len, s.seen)
-    out = [*s.heading, f"{s.p.what}  {s.p.spec}", *map(_plain, s.above)]
+    out = [*s.heading, f"{s.p.what}  {s.p.spec}", *map(plain, s.above)]
     side, top = s.ticks(0), s.ticks(1)
-    left = [_plain(line) for line in s.labels[0]] if s.has[0] else []
+    left = [plain(line) for line in s.side]
     gutter = max(map(len, left)) + 1 if left else 0
     scale = max(map(len, side)) + 1 if left else 0
     ruled = rows <= 8  # lines between rows, and numbers on these lines
@@ -269,9 +340,9 @@ def _words(s: _Scene) -> str:
     if columns <= 8:
         wide = max(wide, *(len(t) + mesh for t in top))
     for name, cells in s.panels:
-        out += [_plain(name).strip()] if name else []
+        out += [plain(name)] if name else []
         if s.has[1]:
-            out.append(" " * (gutter + scale) + _plain(_flat(s.labels[1])))
+            out.append(" " * (gutter + scale) + plain(s.top))
             line = ""
             for n, tick in enumerate(top):
                 at = n * (wide + 1) + (1 + (wide - len(tick)) // 2 if mesh else 0)
@@ -297,7 +368,7 @@ def _words(s: _Scene) -> str:
         for word, (tick, line) in zip(words, body):
             mark = f"{tick:>{scale - 1}} " if left else ""
             out.append(f"{word:<{gutter}}{mark}{line}")
-    out += map(_plain, s.foot)
+    out += map(plain, s.foot)
     return "\n".join(line.rstrip() for line in out)
 
 
@@ -315,21 +386,25 @@ _ANCHOR = {"start": 0.0, "middle": 0.5, "end": 1.0}
 class _Pen:
     """Collects SVG elements in groups that share attributes; knows their extent."""
 
-    def __init__(self, mesh: Axes, says: str) -> None:
+    def __init__(self, mesh: Axes, says: Said, palette: Mapping[str, str]) -> None:
         self.groups: dict[str, list[str]] = {}
         self.right = self.bottom = 0.0
         self.says = says
-        # Its own colour for a known axis; else one that its name chooses.
-        self.colour = {a: a for a, _ in mesh if a in COLOURS}
-        for axis, _ in mesh:
+        # The caller's colour, or its own for a known axis; else one that its name chooses.
+        self.given = palette
+        own = [axis for axis, _ in mesh if axis not in palette]
+        self.colour = {axis: axis for axis in own if axis in PALETTE}
+        for axis in own:
             start = crc32(axis.encode()) % len(OTHERS)
-            order = [*OTHERS[start:], *OTHERS[:start], *COLOURS]
+            order = [*OTHERS[start:], *OTHERS[:start], *PALETTE]
             free = [c for c in order if c not in self.colour.values()]
             self.colour.setdefault(axis, (free or order)[0])
 
     def ink(self, axis: str) -> str:
+        if axis in self.given:
+            return self.given[axis]
         name = self.colour.get(axis)
-        return f"var(--ms-{name},{COLOURS[name]})" if name else "currentColor"
+        return f"var(--ms-{name},{PALETTE[name]})" if name else "currentColor"
 
     def put(self, group: str, element: str, right: float, bottom: float) -> None:
         self.groups.setdefault(group, []).append(element)
@@ -340,11 +415,11 @@ class _Pen:
         self.put(group, f"<rect {at}{more}/>", x + w, y + h)
 
     def text(
-        self, x: float, y: float, line: Line, group: str = "", anchor: str = "start",
+        self, x: float, y: float, said: Text, group: str = "", anchor: str = "start",
         size: int = 12, more: str = "",
     ) -> None:  # fmt: skip
         spans = ""
-        for text, axis in line:
+        for text, axis in runs(said):
             mix = f"color-mix(in srgb,currentColor 30%,{self.ink(axis)})"
             bold = f'<tspan {_BOLD} fill="{mix}">{escape(text)}</tspan>'
             spans += bold if axis else escape(text)
@@ -352,9 +427,9 @@ class _Pen:
             group += f' text-anchor="{anchor}"'
         if size != 12 and "size" not in group:
             group += f' font-size="{size}"'
-        reach = 0 if more else len(_plain(line)) * EM * size * (1 - _ANCHOR[anchor])
-        at = f'x="{x:.4g}" y="{y:.4g}"'
-        self.put(group, f"<text {at}{more}>{spans}</text>", x + reach, y + 4)
+        reach = 0 if more else len(plain(said)) * EM * size * (1 - _ANCHOR[anchor])
+        at = f'x="{x:.4g}" y="{y:.4g}"{more}{attributes(said)}'
+        self.put(group, f"<text {at}>{spans}</text>", x + reach, y + 4)
 
     def body(self) -> str:
         return "".join(
@@ -371,23 +446,24 @@ def _svg(pens: list[_Pen]) -> str:
         body += f'<g transform="translate(0 {high})">{inside}</g>' if high else inside
         high += math.ceil(pen.bottom) + (2 if pen is pens[-1] else 16)
     wide = math.ceil(max(pen.right for pen in pens)) + 2
+    says = joined("{drawing}. {drawings}", [pen.says for pen in pens])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-        f"aria-label={quoteattr('. '.join(pen.says for pen in pens))} "
+        f"aria-label={quoteattr(str(says))}{says.attributes()} "
         f'viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
         f'style="max-width:100%;height:auto" {_INK} font-size="12" '
         f'font-family="ui-monospace,Menlo,Consolas,monospace">{body}</svg>'
     )
 
 
-def _picture(s: _Scene) -> _Pen:
-    pen, p = _Pen(s.p.mesh, s.says()), s.p
+def _picture(s: _Scene, palette: Mapping[str, str]) -> _Pen:
+    pen, p = _Pen(s.p.mesh, s.says(), palette), s.p
     y = 0.0
     for text in s.heading:
-        pen.text(0, y := y + 16, [(text, "")], _BOLD, size=13)
+        pen.text(0, y := y + 16, text, _BOLD, size=13)
     what: Line = [(p.what, "")]
     one = [[*what, ("\xa0 ", ""), *s.spec()]]
-    for line in (one if len(p.what + p.spec) < 45 else [what, s.spec()]) + s.above:
+    for line in [*(one if len(p.what + p.spec) < 45 else [what, s.spec()]), *s.above]:
         pen.text(0, y := y + 16, line)
     y += 8
 
@@ -407,7 +483,7 @@ def _picture(s: _Scene) -> _Pen:
     high = max(high, 88 // rows - gap if s.has[0] else 32)
     gutter, x0 = 0.0, 1.0
     if s.has[0]:
-        gutter = max(len(_plain(line)) for line in s.labels[0]) * EM * 12
+        gutter = max(len(plain(line)) for line in s.side) * EM * 12
         x0 = gutter + 6 + 8 * max(1, len(s.edges[0].axes))
         x0 = round(x0 + max(map(len, s.ticks(0))) * EM * 10 + 5)
     spots = [[x0 + n * (cell + gap) for n in range(columns)]]
@@ -417,7 +493,7 @@ def _picture(s: _Scene) -> _Pen:
             pen.text(x0, y := y + 14, name, f'class="ms-panel" {_BOLD}')
         if s.has[1]:
             if name is s.panels[0][0]:
-                pen.text(x0, y := y + (16 if name else 12), _flat(s.labels[1]))
+                pen.text(x0, y := y + (16 if name else 12), s.top)
             y = _edge(s, pen, 1, spots[0], cell, gap, y + 6) + 16
         spots[1:] = [[y + n * (high + gap) for n in range(rows)]]
         for (top, row), (left, n) in itertools.product(
@@ -425,7 +501,7 @@ def _picture(s: _Scene) -> _Pen:
         ):
             held, middle = row[n], (left + cell / 2, top + high / 2)
             if held is None:
-                pen.text(middle[0], middle[1] + 4, [("⋯", "")], anchor="middle")
+                pen.text(middle[0], middle[1] + 4, "⋯", anchor="middle")
                 continue
             pen.rect(left, top, cell, high, _BLOCK, ' rx="3"')
             for k, text in enumerate(held):
@@ -437,15 +513,15 @@ def _picture(s: _Scene) -> _Pen:
                     pen.rect(x - chip / 2, at - tall / 2, chip, tall, _CHIP, ' rx="4"')
                 turned = f' transform="rotate(-90 {x:.4g} {at:.4g})"' if turn else ""
                 base = at + size * 0.35
-                pen.text(x, base, [(text, "")], 'class="ms-ids"', "middle", size, turned)
+                pen.text(x, base, text, 'class="ms-ids"', "middle", size, turned)
         bottom, right = spots[1][-1] + high, spots[0][-1] + cell
         if s.has[0]:
             _edge(s, pen, 0, spots[1], high, gap, round(gutter + 6))
-            middle_y = y + (bottom - y - 15 * len(s.labels[0])) / 2 + 11
-            for n, line in enumerate(s.labels[0]):
+            middle_y = y + (bottom - y - 15 * len(s.side)) / 2 + 11
+            for n, line in enumerate(s.side):
                 at = max(y + 9, middle_y) + 15 * n
                 pen.text(gutter, at, line, 'class="ms-side"', "end")
-        copied = [a for verb, axes in p.notes if verb == "copied" for a, _ in axes]
+        copied = [a for what, axes in p.notes if what in SHEETS for a, _ in axes]
         for n, axis in enumerate(copied, 1):  # the edges of sheets underneath
             x, d = right + 4 * n, 4 * n
             path = f"M{x0 + d:.4g} {bottom + d:.4g}H{x:.4g}V{y + d:.4g}"
@@ -484,37 +560,49 @@ def _edge(
         end = 0 if s.p.is_mesh else (n == last) - (n == 0)
         if side == 0:
             down = x + half + 3.5 - end * min(4.5, (long + gap) / 6)
-            pen.text(at + reach + 1, down, [(tick, "")], _MARK, "end", 10)
+            pen.text(at + reach + 1, down, tick, _MARK, "end", 10)
         elif n == last or (n % every == 0 and last - n >= every):
             anchor = ("middle", "end", "start")[end]
             inward = half - end * gap / 2
-            pen.text(x + inward, at + 8, [(tick, "")], _MARK, anchor, 10)
+            pen.text(x + inward, at + 8, tick, _MARK, anchor, 10)
     return at
 
 
 # Many leaves.
 
 
-def _table(named: list[tuple[str, Placement]], title: str | None) -> tuple[_Pen, str]:
+def _table(
+    named: list[tuple[str, Placement]], title: str | None, palette: Mapping[str, str]
+) -> tuple[_Pen, str]:
     """Path, shape, spec and local shape of each leaf, in four columns."""
-    rows = [[name, p.what, p.spec, times(p.local)] for name, p in named[:MOST_ROWS]]
-    rows.insert(0, ["leaf", "array", "spec", "each device"])
-    widths = [max(len(row[c]) for row in rows) + 2 for c in range(4)]
-    more = [f"⋯ {len(named) - MOST_ROWS} more leaves"] * (len(named) > MOST_ROWS)
-    lines = ["".join(f"{t:<{w}}" for t, w in zip(r, widths)).rstrip() for r in rows]
+    shown = named[:MOST_ROWS]
+    heads = [Said(head) for head in ("leaf", "array", "spec", "each device")]
+    rows = [[name, p.what, p.spec, times(p.local)] for name, p in shown]
+    left_out = len(named) - len(shown)
+    more = [Said("⋯ {count} more leaves", count=left_out)] if left_out else []
+    texts = [list(map(plain, heads)), *rows]
+    widths = [max(len(row[c]) for row in texts) + 2 for c in range(4)]
+    lines = ["".join(f"{t:<{w}}" for t, w in zip(row, widths)).rstrip() for row in texts]
     mesh = tuple(dict(axis for _, p in named for axis in p.mesh).items())
-    says = "; ".join(" ".join(row) for row in [*rows[1:], *([more] if more else [])])
-    pen = _Pen(mesh, f"{title or 'Table'}, {len(named)} leaves: {says}")
+    parts: list[str | Said] = [*map(" ".join, rows), *more]
+    says = Said(
+        "{title}, {count} leaves: {rows}",
+        title=title or Said("Table"),
+        count=len(named),
+        rows=joined("{part}; {parts}", parts),
+    )
+    pen = _Pen(mesh, says, palette)
     y = 0.0
     if title:
-        pen.text(0, y := y + 16, [(title, "")], _BOLD, size=13)
-    for n, row in enumerate(rows):
+        pen.text(0, y := y + 16, title, _BOLD, size=13)
+    starts = [round(sum(widths[:c]) * EM * 12) for c in range(4)]
+    y += 17
+    for head, x in zip(heads, starts):
+        pen.text(x, y, head, _BOLD)
+    for row, (_, p) in zip(rows, shown):
         y += 17
-        for c, text in enumerate(row):
-            spec = c == 2 and n > 0
-            line = _Scene(named[n - 1][1], []).spec() if spec else [(text, "")]
-            x = round(sum(widths[:c]) * EM * 12)
-            pen.text(x, y, line, _BOLD if n == 0 else "")
-    for text in more:
-        pen.text(0, y + 17, [(text, "")])
-    return pen, "\n".join([*filter(None, [title]), *lines, *more])
+        for c, x in enumerate(starts):
+            pen.text(x, y, _Scene(p, []).spec() if c == 2 else row[c])
+    for said in more:
+        pen.text(0, y + 17, said)
+    return pen, "\n".join([*filter(None, [title]), *lines, *map(plain, more)])

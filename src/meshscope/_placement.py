@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,15 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from . import _compat, _paths
+from ._tables import spec_text
+
 Axes = tuple[tuple[str, int], ...]  # (name, size) of mesh axes, major first
 Index = tuple[int, ...]
+
+# What a mesh axis is doing that splits no dimension.
+COPIED, COPIES = "copied over {axes}", "copied × {count}"
+UNREDUCED, REDUCED = "partial sums over {axes}", "reduced over {axes}"
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,8 @@ class Placement:
     edges: tuple[Edge, ...]
     blocks: Mapping[Index, Sequence[str]]
     mesh: Axes
-    notes: tuple[tuple[str, Axes], ...] = ()  # ("copied", axes), …
-    keys: str = "device"  # what a label in a block stands for
+    notes: tuple[tuple[str, Axes], ...] = ()  # ("copied over {axes}", axes), …
+    keys: str = ""  # the axes whose coordinates label a block; none: it is labelled by devices
     is_mesh: bool = False
 
     @property
@@ -56,22 +64,13 @@ def times(shape: Index) -> str:
 
 def leaves(x: Any) -> list[tuple[str, Placement]]:
     """Name and placement of every leaf of ``x``, in tree order."""
-    found = jax.tree_util.tree_flatten_with_path(x, is_leaf=_is_leaf)[0]
-    if not found:
-        raise ValueError("the tree has no leaves: pass arrays, or a tree of arrays")
-    return [(name := _name(path), place(leaf, name)) for path, leaf in found]
+    return [(name, place(leaf, name)) for name, leaf in _paths.leaves(x, _is_leaf)]
 
 
 def _is_leaf(x: Any) -> bool:
     if type(x) is tuple and len(x) == 2:
         return isinstance(x[1], Sharding | PartitionSpec) and not hasattr(x[0], "dtype")
     return isinstance(x, Mesh | AbstractMesh | Sharding | PartitionSpec)
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    if path and getattr(path[-1], "name", "") == "value":
-        path = path[:-1]  # the array inside an nnx.Variable
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def place(x: Any, name: str = "") -> Placement:
@@ -82,12 +81,12 @@ def place(x: Any, name: str = "") -> Placement:
         return _mesh(x)
     if _is_leaf(x):
         if isinstance(x, tuple) and isinstance(x[1], Sharding):
-            shape = tuple(map(int, x[0]))
+            shape = _shape(x[0], at)
             return _array(shape, x[1], _what("", shape), at)
         wrong = "says how to split, not what"
         advice = "pass (shape, jax.NamedSharding(mesh, spec))"
-    elif isinstance(x, jax.core.Tracer | jax.core.ShapedArray):
-        return _traced(jax.typeof(x) if isinstance(x, jax.core.Tracer) else x, at)
+    elif isinstance(x, _compat.Tracer | _compat.ShapedArray):
+        return _traced(jax.typeof(x) if isinstance(x, _compat.Tracer) else x, at)
     elif isinstance(x, np.ndarray | np.generic | int | float | complex):
         wrong = "is on the host, on no device"
         advice = "pass jax.device_put(x, sharding), or (shape, sharding)"
@@ -105,9 +104,24 @@ def place(x: Any, name: str = "") -> Placement:
             f"a shape without a sharding lies nowhere{at}: "
             "pass jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)"
         )
+    elif _compat.is_deleted(x):
+        raise ValueError(
+            f"this {_what(x.dtype, x.shape)} was deleted and lies nowhere{at}: a function to "
+            "which an array is donated takes its memory; show what the function returned"
+        )
     else:
         return _array(x.shape, x.sharding, _what(x.dtype, x.shape), at)
     raise TypeError(f"a {kind} {wrong}{at}: {advice}")
+
+
+def _shape(x: Any, at: str) -> Index:
+    try:
+        return tuple(operator.index(n) for n in x)
+    except TypeError:
+        raise TypeError(
+            f"{x!r} is no shape{at}: pass (shape, sharding), a shape being a tuple of integers "
+            "such as (8, 16), or (8,) for one dimension"
+        ) from None
 
 
 def _what(dtype: Any, shape: Index) -> str:
@@ -124,11 +138,11 @@ def _traced(aval: Any, at: str) -> Placement:
             f"{aval} is traced {why if auto else 'without a mesh'}{at}: show what the "
             "jitted function returns, or give it arrays on a mesh of Explicit axes"
         )
-    verbs = dict.fromkeys(auto, "left to the compiler")
-    manual = getattr(aval, "manual_axis_type", None)
-    varying = getattr(manual, "varying", None) or getattr(aval, "vma", ())
-    verbs |= dict.fromkeys(varying or (), "varying")
-    verbs |= dict.fromkeys(getattr(manual, "unreduced", ()), "partial sums")
+    verbs = dict.fromkeys(auto, "left to the compiler over {axes}")
+    manual = _compat.manual_axes(aval)
+    verbs |= dict.fromkeys(manual["varying"], "varying over {axes}")
+    verbs |= dict.fromkeys(manual["unreduced"], UNREDUCED)
+    verbs |= dict.fromkeys(manual["reduced"], REDUCED)
     return _array(aval.shape, aval.sharding, _what(aval.dtype, aval.shape), at, verbs)
 
 
@@ -140,7 +154,7 @@ def _array(
     mesh, spec = sharding.mesh, sharding.spec
     sizes: dict[str, int] = dict(zip(mesh.axis_names, mesh.axis_sizes))
     given = tuple(spec.partitions)
-    text = f"P({', '.join(map(repr, given))})"
+    text = spec_text(spec)
     if len(given) > len(shape):
         raise ValueError(
             f"{text} names {len(given)} dimensions, {what} has {len(shape)}{at}: "
@@ -173,14 +187,15 @@ def _array(
             held.append(_id(mesh, position))
         elif not held:
             held.append(",".join(str(i) if a in used else ":" for a, i in where.items()))
-    partial: frozenset[str] = spec.unreduced or frozenset()
-    verbs = dict.fromkeys(partial, "partial sums") | (verbs or {})
+    states = dict.fromkeys(_compat.unreduced(spec), UNREDUCED)
+    states |= dict.fromkeys(_compat.reduced(spec), REDUCED)
+    verbs = states | (verbs or {})
     notes: dict[str, Axes] = {}
     for a, n in sizes.items():
         if a not in used and n > 1:
-            verb = verbs.get(a, "copied")
+            verb = verbs.get(a, COPIED)
             notes[verb] = (*notes.get(verb, ()), (a, n))
-    keys = "device" if concrete else f"device ({', '.join(sizes)})"
+    keys = "" if concrete else ", ".join(sizes)
     mesh_axes = tuple(sizes.items())
     return Placement(what, text, tuple(edges), blocks, mesh_axes, (*notes.items(),), keys)
 
@@ -211,7 +226,7 @@ def _unnamed(shape: Index, sharding: Any, what: str, at: str) -> Placement:
         blocks.setdefault(index, []).append(str(device.id))
     edges = tuple(Edge(n, n // m if m else 1) for n, m in zip(shape, local))
     copies = len(boxes) // len(blocks)
-    notes = (("copied", (("", copies),)),) if copies > 1 else ()
+    notes = ((COPIES, (("", copies),)),) if copies > 1 else ()
     return Placement(what, type(sharding).__name__, edges, blocks, (), notes)
 
 
