@@ -12,7 +12,7 @@ compiled program say to each other, ``memory`` counts bytes per device, and
 64
 >>> compiled = jax.jit(lambda x: x.sum()).lower(x).compile()
 >>> sorted(meshscope.collectives(compiled).by("axes"))
-[('data', 'model')]
+[('data',), ('model',)]
 """
 
 from ._collectives import (
@@ -31,7 +31,6 @@ from ._show import PALETTE, Drawing, show
 __version__ = "0.1.0"
 
 __all__ = [
-    "PALETTE",
     "Collective",
     "Collectives",
     "Drawing",
@@ -39,6 +38,7 @@ __all__ = [
     "FullCopy",
     "Leaf",
     "Memory",
+    "PALETTE",
     "ProgramMemory",
     "Table",
     "Totals",

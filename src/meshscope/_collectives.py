@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import jax
@@ -17,7 +17,7 @@ from . import _hlo as hlo
 from . import _programs as programs
 from ._messages import Said
 from ._programs import KINDS, UNMATCHED
-from ._tables import Cell, Content, Report, heads, number, numbers, shape_text, words
+from ._tables import Cell, Column, Content, Report, number, numbers, shape_text, words
 
 
 class UnparsedCollectiveWarning(UserWarning):
@@ -124,8 +124,27 @@ class Collective:
         return sent / n if sent % n else sent // n
 
 
-FIELDS = (*(field.name for field in fields(Collective)), "group_size", "wire_bytes")
+HEADS = {  # of the columns for fields of Collective
+    "kind": "kind",
+    "axes": "axes",
+    "dtype": "dtype",
+    "shape": "shape",
+    "payload_bytes": "payload bytes",
+    "executions": "executions",
+    "inside_loop": "in loop",
+    "op_name": "operation",
+    "source_line": "source",
+    "within": "within",
+    "groups": "groups",
+    "group_size": "group size",
+    "wire_bytes": "wire bytes per device",
+}
 AXES = ("axes", "within")  # fields that name mesh axes
+NUMBERS = ("executions", "payload_bytes", "wire_bytes", "group_size")
+SHOWN = (  # of each row
+    *("kind", "axes", "dtype", "shape", "payload_bytes", "wire_bytes", "executions"),
+    *("inside_loop", "source_line"),
+)
 
 
 class Totals(NamedTuple):
@@ -262,21 +281,22 @@ class Table(Report, dict[Any, Totals]):
 
     def _content(self) -> Content:
         rows = [
-            [_cell(k) for k in (key if len(self._fields) > 1 else (key,))]
+            [*map(_cell, self._fields, key if len(self._fields) > 1 else (key,))]
             + [number(value) for value in totals]
             for key, totals in self.items()
         ]
-        names = (field.replace("_", " ") for field in self._fields)
-        known = {"op name": "operation", "source line": "source"}
-        columns = heads(*(known.get(name, name) for name in names))
-        columns += numbers("executions", "payload bytes", "wire bytes per device")
+        columns = [Column(Said(HEADS[field]), field in NUMBERS) for field in self._fields]
+        columns += numbers(*map(HEADS.__getitem__, NUMBERS[:3]))
         return Content(self._title, columns, rows)
 
 
-def _cell(value: Any) -> Cell:
-    if isinstance(value, bool):
+def _cell(field: str, value: Any) -> Cell:
+    """A value of a field of ``Collective``, as a table shows it."""
+    if field in NUMBERS:
+        return number(value)
+    if field == "inside_loop":
         return Said("yes" if value else "no")
-    return words(value)
+    return shape_text(value) if field == "shape" else words(value)
 
 
 class Collectives(Report, Sequence[Collective]):
@@ -342,7 +362,7 @@ class Collectives(Report, Sequence[Collective]):
         >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
         >>> x = jax.device_put(jax.numpy.ones((8, 16)), jax.NamedSharding(mesh, jax.P("data")))
         >>> rows = meshscope.collectives(jax.jit(lambda x: x.sum(0)).lower(x).compile())
-        >>> rows.by("kind", "axes")  # doctest: +ELLIPSIS
+        >>> rows.by("kind", "axes")
         1 collective. CPU program (jax ...); another backend may choose differently
         kind        axes  executions  payload bytes  wire bytes per device
         all-reduce  data           1             64                     64
@@ -353,10 +373,10 @@ class Collectives(Report, Sequence[Collective]):
         Raises:
           ValueError: no field, or one that does not exist.
         """
-        there = f"there are {', '.join(FIELDS)}"
+        there = f"there are {', '.join(HEADS)}"
         if not fields:
             raise ValueError(f'name a field, for example by("kind", "axes"); {there}')
-        if wrong := [field for field in fields if field not in FIELDS]:
+        if wrong := [field for field in fields if field not in HEADS]:
             raise ValueError(f"no field {wrong[0]!r}, {there}")
         rows: dict[Any, list[Collective]] = {}
         for row in self:
@@ -371,20 +391,11 @@ class Collectives(Report, Sequence[Collective]):
         return Said("1 collective" if self else "No collectives")
 
     def _content(self) -> Content:
-        columns = heads("kind", "axes", "dtype", "shape")
-        columns += numbers("payload bytes", "wire bytes per device", "executions")
-        columns += heads("in loop", "source")
+        columns = [Column(Said(HEADS[field]), field in NUMBERS) for field in SHOWN]
         rows = [
             [
-                row.kind,
-                _axes(row),
-                row.dtype,
-                shape_text(row.shape),
-                number(row.payload_bytes),
-                number(row.wire_bytes),
-                number(row.executions),
-                Said("yes" if row.inside_loop else "no"),
-                row.source_line or "-",
+                _axes(row) if field == "axes" else _cell(field, getattr(row, field))
+                for field in SHOWN
             ]
             for row in self
         ]
@@ -531,7 +542,7 @@ def diff(a: Any, b: Any) -> Table:
     >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
     >>> x = jax.device_put(jax.numpy.ones((8, 16)), jax.NamedSharding(mesh, jax.P("data")))
     >>> less, more = (jax.jit(f).lower(x).compile() for f in (abs, lambda x: x.sum(0)))
-    >>> meshscope.diff(less, more)  # doctest: +ELLIPSIS
+    >>> meshscope.diff(less, more)
     Second program minus first. CPU program (jax ...); another backend may choose differently
     kind        axes  executions  payload bytes  wire bytes per device
     all-reduce  data           1             64                     64

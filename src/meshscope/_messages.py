@@ -87,7 +87,6 @@ MESSAGES = (
     "wire bytes per device",
     "executions",
     "in loop",
-    "inside loop",
     "group size",
     "groups",
     "source",
@@ -166,7 +165,8 @@ class Said:
         told = f" data-message={quoteattr(message)}"
         if values:
             compact = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-            told += f" data-values={quoteattr(compact)}"
+            quoted = escape(compact, {"'": "&#39;"})  # JSON is full of the other quotes
+            told += f" data-values='{quoted}'"
         return told
 
 

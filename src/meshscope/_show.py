@@ -98,13 +98,13 @@ def show(x: Any, title: str | None = None, *, palette: Mapping[str, str] | None 
     >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
     >>> meshscope.show(((8, 16), jax.NamedSharding(mesh, jax.P("data"))))
     [8,16]  P('data')
-                  16
-                  0         16
-                0 ┌─────────┐
-    8             │ 0 1 2 3 │
-    ÷ data(2)   4 ├─────────┤
-    = 4           │ 4 5 6 7 │
-                8 └─────────┘
+                16
+                0         16
+              0 ┌─────────┐
+    8           │ 0 1 2 3 │
+    ÷ data(2) 4 ├─────────┤
+    = 4         │ 4 5 6 7 │
+              8 └─────────┘
     copied over model(4)
     each device: 4×16
 

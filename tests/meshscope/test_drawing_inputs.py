@@ -145,6 +145,56 @@ def test_partial_sums_and_varying_values_are_not_called_copies():
     assert "copied over model(4)" in drawn[1]
 
 
+def test_states_of_sums_are_drawn():
+    """As jax.typeof prints them: {U:model} is still to be summed, {R:data} is summed."""
+    mesh = mesh_of(kind=EXPLICIT)
+    with jax.set_mesh(mesh):
+        left, right = array((4, 8), P(None, "model"), mesh), array((8, 4), P("model"), mesh)
+        sums = jnp.dot(left, right, out_sharding=P(None, None, unreduced={"model"}))
+        whole = jax.device_put(np.ones((8, 16), np.float32), P())
+        done = jax.reshard(whole, P(None, None, reduced={"data"}))
+    assert "{U:model}" in str(jax.typeof(sums)) and "{R:data}" in str(jax.typeof(done))
+    text = ms.show(sums).text
+    assert text.startswith("float32[4,4]  P(None, None) {U:model}\n")
+    assert "partial sums over model(4)\n" in text and "copied over data(2)\n" in text
+    assert "reduced" not in text
+    text = ms.show(done).text
+    assert text.startswith("float32[8,16]  P(None, None) {R:data}\n")
+    assert "reduced over data(2)\n" in text and "copied over model(4)\n" in text
+    drawn = []
+    with jax.set_mesh(mesh):
+        jax.jit(lambda x: drawn.append(ms.show(x).text) or x)(done)
+    assert "reduced over data(2)\n" in drawn[0] and "copied over model(4)\n" in drawn[0]
+
+    def block(x):
+        drawn.append(ms.show(jax.lax.pcast(x, "model", to="reduced")).text)
+        return x
+
+    jax.shard_map(block, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(
+        array((8, 4), P("data"), mesh)
+    )
+    assert "varying over data(2)\n" in drawn[1] and "reduced over model(4)\n" in drawn[1]
+    # Reduced values are the same on every device, so they lie in sheets, as copies do.
+    sheets = lambda drawing: drawing.svg.count("<path ")  # noqa: E731
+    assert (sheets(ms.show(sums)), sheets(ms.show(done)), sheets(ms.show(whole))) == (1, 2, 2)
+
+
+def test_the_palette_is_the_caller_s():
+    mesh = AbstractMesh((2, 2, 2), ("data", "tp", "x"))
+    usual = ms.show(mesh).svg
+    mine = ms.show(mesh, palette={"tp": "#123456", "x": "rebeccapurple"}).svg
+    assert "#123456" in mine and "rebeccapurple" in mine and "#123456" not in usual
+    assert "var(--ms-data,#0072b2)" in mine and "var(--ms-axis" not in mine
+    assert "var(--ms-data" not in ms.show(mesh, palette={"data": "hsl(10 20% 30% / 50%)"}).svg
+    assert ms.show(mesh, palette={}).svg == usual == ms.show(mesh, palette=ms.PALETTE | {}).svg.replace(
+        "#0072b2", "var(--ms-data,#0072b2)")  # fmt: skip
+    table = {f"w{n:02}": array((8, 16), P("data")) for n in range(13)}
+    assert "#123456" in ms.show(table, palette={"data": "#123456"}).svg
+    for colour in ('"/><script>', "red;fill:blue", "url(x&y)", ""):
+        with pytest.raises(ValueError, match="is no colour for tp: pass one such as '#d55e00'"):
+            ms.show(mesh, palette={"tp": colour})
+
+
 def test_a_tree_is_drawn_leaf_by_leaf():
     tree = {"layer": [array((8, 16), P("data")), array((16,), P("model"))], "s": array((), P())}
     drawing = ms.show(tree, title="params")
@@ -244,6 +294,10 @@ CASES = {
     "spec": (lambda m: P("data"), TypeError, r"\(shape, jax\.NamedSharding"),
     "sharding": (lambda m: NamedSharding(m, P()), TypeError, r"\(shape, jax\.NamedSharding"),
     "shape and spec": (lambda m: ((8, 8), P("data")), TypeError, r"jax\.NamedSharding\(mesh"),
+    "a number for a shape": (
+        lambda m: (8, NamedSharding(m, P("data"))), TypeError, r"^8 is no shape: .*\(8,\) for one dimension"),
+    "a shape of fractions": (
+        lambda m: {"w": ((8.0,), NamedSharding(m, P("data")))}, TypeError, r"\(8.0,\) is no shape \(leaf w\)"),
     "text": (lambda m: "w", TypeError, "pass an array"),
     "empty": (lambda m: {}, ValueError, "no leaves"),
     "none": (lambda m: None, ValueError, "no leaves"),
