@@ -5,7 +5,7 @@
     compiled   what `.compile()` returns,
                or the text of a program
 
-become definition lists.
+become definition lists. Examples (`>>>`) stay as they are, up to the next empty line.
 """
 
 import re
@@ -14,15 +14,21 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+import meshscope
+
 ROW = re.compile(r"(?P<name>\*{0,2}\w+(?:, \*{0,2}\w+)*) {2,}(?P<text>\S.*)")
 
 
 def as_rst(lines: list[str]) -> Iterator[str]:
-    in_row = False
+    in_row = in_example = False
     before = ""
     for line in lines:
-        row = ROW.fullmatch(line)
-        if row and (in_row or not before.strip()):
+        in_example = bool(line.strip()) and (in_example or line.lstrip().startswith(">>> "))
+        row = None if in_example else ROW.fullmatch(line)
+        if in_example:
+            in_row = False
+            yield line
+        elif row and (in_row or not before.strip()):
             if in_row:
                 yield ""
             in_row = True
@@ -57,6 +63,17 @@ def signature(
     return ("", None) if what == "class" else None
 
 
+def public_names(app: Sphinx) -> None:
+    """Let signatures name the classes of meshscope as this page does, by the package.
+
+    A module is private here; `meshscope.Memory` is what readers import, and what links lead to.
+    """
+    for name in meshscope.__all__:
+        if isinstance(found := getattr(meshscope, name), type):
+            found.__module__ = meshscope.__name__
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", public_names)
     app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", signature)

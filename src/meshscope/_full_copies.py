@@ -26,7 +26,7 @@ _CARRIES = {
 _CALLS = {
     *("fusion", "while", "conditional", "call", "async-start", "async-update", "async-done"),
 }
-SHOWN = 5  # lines of an error
+SHOWN = 3  # lines of an error
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,7 @@ class _Whole:
     path: str
     shape: Shape
     layer: bool
+    dtype: str
 
 
 def full_copies(
@@ -172,7 +173,9 @@ def full_copies(
             whole, part = (shape[1:], piece[1:]) if layer else (shape, piece)
             pieces.setdefault(math.prod(part), {}).setdefault(_dimensions(part), path)
             if whole != part and math.prod(whole):
-                wholes.setdefault(math.prod(whole), []).append(_Whole(path, whole, layer))
+                wholes.setdefault(math.prod(whole), []).append(
+                    _Whole(path, whole, layer, str(leaf.dtype))
+                )
     if not wholes:
         raise ValueError(
             "nothing to check, every leaf is whole on every device: pass arrays, or "
@@ -226,8 +229,14 @@ def full_copies(
             "for file.py:line, or a shape, as full_copies lists them"
         )
     rows = [replace(row, lines=tuple(lines)) for row, lines in found.items()]
-    rows.sort(key=lambda row: (row.or_piece_of is not None, -row.elements))
-    return FullCopies(rows)
+    dtypes = {(one.path, one.dtype) for many in wholes.values() for one in many}
+
+    def order(row: FullCopy) -> tuple[bool, int, bool]:
+        """What is certain first, then the largest, then what looks like the leaf itself."""
+        other = not any((path, row.dtype) in dtypes for path in row.paths)
+        return row.or_piece_of is not None, -row.elements, other
+
+    return FullCopies(sorted(rows, key=order))
 
 
 def assert_no_full_copy(
