@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.requirements-installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live sync bench lint mutants coverage offline po translations \
+.PHONY: help venv site test serve live sync bench lint wheel mutants mutants-meshscope coverage offline po translations \
 	new-language linkcheck colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
@@ -58,6 +58,9 @@ lint: venv ## ruff, mypy (as on Windows too), codespell, and actionlint and zizm
 	@$(RUN) mypy --platform win32 --cache-dir .mypy_cache/win32
 	@$(BIN)/codespell
 	@tools/check_workflows.sh $(VENV)
+
+wheel: venv ## build meshscope twice, compare, check, install it alone and run its examples there
+	@$(RUN) tools.wheel
 
 mutants: venv ## apply every planted fault and see that its cell fails
 	@$(RUN) tools.mutants

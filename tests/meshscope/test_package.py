@@ -3,11 +3,13 @@
 import ast
 import importlib.metadata
 import inspect
+import os
 import pathlib
 import pickle
 import re
 import subprocess
 import sys
+import tomllib
 
 import doctests
 import jax
@@ -126,3 +128,34 @@ def test_results_can_be_kept():
     leaf = ms.Leaf("w", (8,), "float32", jax.P("data"), 16, 4, True, 32, 128)
     for result in (drawing, leaf, ms.Memory((leaf,), 16), ms.ProgramMemory(1, 2, 3, 4)):
         assert pickle.loads(pickle.dumps(result)) == result
+
+
+README = SOURCE / "README.md"
+
+
+@pytest.mark.skipif(not README.exists(), reason="it is no part of the wheel")
+def test_the_readme_gives_what_it_says():
+    program = (
+        "import doctest, sys\n"
+        "found = doctest.testfile(sys.argv[1], module_relative=False, optionflags=doctest.ELLIPSIS)\n"
+        "print(found)\n"
+        "sys.exit(bool(found.failed) or found.attempted < 10)\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", program, str(README)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(not README.exists(), reason="it is no part of the wheel")
+def test_what_the_metadata_says_is_so():
+    settings = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text("utf-8"))
+    project = settings["project"]
+    assert project["readme"] == "src/meshscope/README.md" and project["dynamic"] == ["version"]
+    assert "pip install meshscope" in README.read_text("utf-8")
+    author = re.search(r"^author: (.*)$", (SOURCE.parent.parent / "_config.yml").read_text("utf-8"), re.M)
+    assert project["authors"] == [{"name": author[1]}]
+    pythons = {line.rsplit(" ", 1)[1] for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)}
+    assert pythons == {"3.11", "3.12", "3.13"} and "Typing :: Typed" in project["classifiers"]
+    assert (SOURCE / "py.typed").exists()
+    assert settings["build-system"]["requires"][0].startswith("hatchling=="), "the wheel's bytes are pinned"
