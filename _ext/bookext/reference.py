@@ -9,6 +9,7 @@ become definition lists. Examples (`>>>`) stay as they are, up to the next empty
 """
 
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,9 @@ def public_names(app: Sphinx) -> None:
     """
     for name in meshscope.__all__:
         if isinstance(found := getattr(meshscope, name), type):
+            # Annotations are looked up in the module of the class: now, while it is known.
+            if found.__module__ != meshscope.__name__ and "__annotations__" in vars(found):
+                found.__annotations__ = typing.get_type_hints(found)
             found.__module__ = meshscope.__name__
 
 
