@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh
@@ -81,7 +82,7 @@ def grid(*sizes, names="abc", order=range(8), types=AxisType.Auto):
 
 
 @given(data=st.data())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 def test_kind_axes_bytes_and_executions_are_those_written(data):
     sizes = data.draw(st.sampled_from(SIZES), "sizes")
     names = data.draw(st.permutations("abc"), "names")

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
@@ -95,7 +96,7 @@ def test_groups_in_every_spelling(spelled, groups):
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_three_spellings_of_one_grouping_agree(data):
     """Groups that a loop over coordinates collects, one by one."""
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4), "sizes")

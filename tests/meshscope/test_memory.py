@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import examples
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +42,7 @@ def arrays(draw, mesh):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_bytes_are_those_of_the_shards(data):
     sizes = data.draw(st.sampled_from(MESHES), "mesh")
     mesh = mesh_of(*sizes, order=data.draw(st.permutations(range(8)), "device order"))

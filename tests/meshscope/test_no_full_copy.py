@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import examples
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ def born(initializer, *leaves):
 
 
 @given(data=st.data())
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), deadline=None, derandomize=True)
 def test_normal_weights_are_born_in_pieces(data):
     mesh = mesh_of(*data.draw(st.sampled_from([(2, 4), (4, 2), (8, 1), (1, 8)]), "mesh"))
     spec = data.draw(
