@@ -13,8 +13,8 @@ PACKAGES := pyproject.toml bookkit/pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live sync bench lint mutants kills coverage offline po translations \
-	new-language linkcheck colab matrix canary upgrade publish-as release-ref clean
+.PHONY: help venv site test serve live sync bench lint wheel mutants mutants-meshscope kills coverage offline \
+	po translations new-language linkcheck colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ lint: venv ## the rules of the house, ruff, mypy (as on Windows too), codespell,
 	@$(BIN)/codespell
 	@$(RUN) bookkit lint
 	@bookkit/check_workflows.sh $(VENV)
+
+wheel: venv ## build meshscope twice, compare, check, install it alone and run its examples there
+	@$(RUN) bookkit wheel
 
 mutants: venv ## apply every planted fault and see that its cell fails
 	@$(RUN) bookkit mutants

@@ -1,11 +1,52 @@
-"""Place, move, cost: three instruments for sharded JAX programs."""
+"""Place, move, cost: instruments for sharded JAX programs.
 
-from .checks import assert_no_full_copy as assert_no_full_copy
-from .drawing import Drawing as Drawing
-from .drawing import show as show
-from .footprint import memory as memory
-from .moves import Collective as Collective
-from .moves import Collectives as Collectives
-from .moves import UnparsedCollective as UnparsedCollective
-from .moves import collectives as collectives
-from .moves import diff as diff
+``show`` draws where the blocks of an array lie, ``collectives`` lists what the devices of a
+compiled program say to each other, ``memory`` counts bytes per device, and
+``assert_no_full_copy`` proves that nothing was ever in one piece. No accelerator is needed:
+``jax.config.update("jax_num_cpu_devices", 8)``, before anything else, gives eight devices.
+
+>>> import jax, meshscope
+>>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+>>> x = jax.device_put(jax.numpy.ones((8, 16)), jax.NamedSharding(mesh, jax.P("data", "model")))
+>>> meshscope.memory(x).bytes_per_device
+64
+>>> compiled = jax.jit(lambda x: x.sum()).lower(x).compile()
+>>> sorted(meshscope.collectives(compiled).by("axes"))
+[('data',), ('model',)]
+"""
+
+from ._collectives import (
+    Collective,
+    Collectives,
+    Table,
+    Totals,
+    UnparsedCollectiveWarning,
+    collectives,
+    diff,
+)
+from ._full_copies import FullCopies, FullCopy, assert_no_full_copy, full_copies
+from ._memory import Leaf, Memory, ProgramMemory, memory
+from ._show import PALETTE, Drawing, show
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Collective",
+    "Collectives",
+    "Drawing",
+    "FullCopies",
+    "FullCopy",
+    "Leaf",
+    "Memory",
+    "PALETTE",
+    "ProgramMemory",
+    "Table",
+    "Totals",
+    "UnparsedCollectiveWarning",
+    "assert_no_full_copy",
+    "collectives",
+    "diff",
+    "full_copies",
+    "memory",
+    "show",
+]

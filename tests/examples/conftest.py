@@ -4,7 +4,7 @@ import sys
 
 import jax
 
-from tools.book import ROOT
+from bookkit.model.book import ROOT
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import tensorstore
 
-from tools.book import ROOT
+from bookkit.model.book import ROOT
 
 TRAIN = ROOT / "examples" / "train.py"
 SPEED = "images_per_second"  # the one column that differs from run to run

@@ -18,7 +18,7 @@ import pytest
 
 import model
 import train
-from tools.book import ROOT
+from bookkit.model.book import ROOT
 
 STEPS = 46  # two epochs of 23 batches; the last batch of each has 29 rows instead of 64
 EVERY_STEP = ["--steps", STEPS, "--log-every", 1, "--save-every", 20]
@@ -106,7 +106,9 @@ def test_bytes_held_follow_from_the_sizes(everywhere, devices):
         "tensor": 3 * 4 * ((kernels + ends + biases) // devices + leftovers),
         "fsdp-tensor": 3 * 4 * both,
     }
-    held = {name: set(lives.column(everywhere(devices, name), "bytes_per_device")) for name in expected}
+    held = {
+        name: set(lives.column(everywhere(devices, name), "bytes_per_device")) for name in expected
+    }
     assert held == {name: {count + fixed} for name, count in expected.items()}
 
 
@@ -296,7 +298,9 @@ def test_the_progress_bar_shows_loss_speed_and_bytes(folder):
     except OSError:  # how Linux says that the other end is closed
         pass
     assert process.wait(60) == 0
-    bars = re.findall(r"\| 10/12 \[.* loss (0\.\d+), [\d,]+ images/s, 3\.66 MB each\]", shown.decode())
+    bars = re.findall(
+        r"\| 10/12 \[.* loss (0\.\d+), [\d,]+ images/s, 3\.66 MB each\]", shown.decode()
+    )
     assert bars, shown
 
 
@@ -315,7 +319,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_settings_that_cannot_work_are_refused_in_a_sentence(tmp_path, monkeypatch, capsys, arguments):
+def test_settings_that_cannot_work_are_refused_in_a_sentence(
+    tmp_path, monkeypatch, capsys, arguments
+):
     monkeypatch.chdir(tmp_path)
     assert train.main(arguments.split()) == train.REFUSED == 2
     said = capsys.readouterr().err

@@ -45,7 +45,9 @@ def killed_while(when, folder, rng):
             assert lives.wait_until(lambda: lives.last_step(folder) > first + ahead, process)
         else:
             after = first + ahead - EVERY
-            assert lives.wait_until(lambda: any(step > after for step in lives.torn(folder)), process)
+            assert lives.wait_until(
+                lambda: any(step > after for step in lives.torn(folder)), process
+            )
             time.sleep(rng.choice([0, 0, 0.01, 0.03, 0.1]))
     first = lives.first_step(lives.killed(process))
     return first, lives.torn(folder) - (leftovers if first is None else set())
@@ -61,10 +63,14 @@ def runs(tmp_path_factory):
         first, torn = killed_while(when, run, rng)
         rows = lives.last_step(run)
         records.append({"when": when, "newest": newest, "first": first, "torn": torn, "rows": rows})
-        print(f"killed while {when}: began at {first}, came to {rows}, was writing {torn or 'nothing'}")
+        print(
+            f"killed while {when}: began at {first}, came to {rows}, was writing {torn or 'nothing'}"
+        )
     newest = max(lives.complete(run), default=0)
     said = lives.train(run, *COMMAND)
-    records.append({"when": "never", "newest": newest, "first": lives.first_step(said), "torn": set()})
+    records.append(
+        {"when": "never", "newest": newest, "first": lives.first_step(said), "torn": set()}
+    )
     lives.train(root / "never", *COMMAND)
     return run, root / "never", records
 

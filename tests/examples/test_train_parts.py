@@ -92,7 +92,9 @@ def test_bytes_held_are_those_of_the_shards(strategy):
 
 @pytest.mark.parametrize("size", [64, 512])
 def test_fsdp_gathers_weights_and_no_activation(size):
-    shapes = {row.shape for row in ms.collectives(program("fsdp", size)) if row.kind == "all-gather"}
+    shapes = {
+        row.shape for row in ms.collectives(program("fsdp", size)) if row.kind == "all-gather"
+    }
     assert shapes == KERNELS
 
 

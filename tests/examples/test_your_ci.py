@@ -64,7 +64,9 @@ def test_a_planted_fault_is_noticed(tmp_path, fault):
 def test_it_is_short_and_stands_alone():
     """Readers copy it: nothing of this repository but meshscope, and little to read."""
     tree = ast.parse(SOURCE)
-    imported = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
+    imported = {
+        name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names
+    }
     imported |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert imported == {"os", "jax", "meshscope", "optax", "pytest", "flax"}
     tests = [node for node in tree.body if getattr(node, "name", "").startswith("test_")]

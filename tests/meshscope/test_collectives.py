@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh
 
 import meshscope as ms
 
-pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollective")
+pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollectiveWarning")
 P = jax.P
 ROWS, COLUMNS = 16, 4  # of the piece that one device holds, float32
 PIECE = 4 * ROWS * COLUMNS  # bytes
@@ -81,7 +82,7 @@ def grid(*sizes, names="abc", order=range(8), types=AxisType.Auto):
 
 
 @given(data=st.data())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 def test_kind_axes_bytes_and_executions_are_those_written(data):
     sizes = data.draw(st.sampled_from(SIZES), "sizes")
     names = data.draw(st.permutations("abc"), "names")
@@ -239,8 +240,8 @@ def test_a_loop_condition_runs_once_more_than_its_body():
     loop = next(line for line in text.splitlines() if " while(" in line)
     counted = loop + ', backend_config={"known_trip_count":{"n":"5"}}'
     told = ms.collectives(text.replace(loop, counted), mesh).by("kind")
-    assert told["all-reduce"].count == 6
-    assert told["collective-permute"].count == 5
+    assert told["all-reduce"].executions == 6
+    assert told["collective-permute"].executions == 5
 
 
 def test_values_that_travel_together_are_one_row_each():
@@ -308,7 +309,7 @@ def test_mesh_comes_from_inputs_or_outputs_or_is_asked_for():
     assert ms.collectives(unnamed, mesh).by("axes").keys() == {("b",)}
     with pytest.raises(ValueError, match="8 devices and the mesh has 4"):
         ms.collectives(compiled.as_text(), grid(4))
-    with pytest.raises(ValueError, match="different devices"):
+    with pytest.raises(ValueError, match="8 devices and the mesh has 4"):
         ms.collectives(compiled, grid(4))
     with pytest.raises(TypeError, match="mesh= wants a jax.sharding.Mesh, not tuple"):
         ms.collectives(compiled, (2, 4))
@@ -332,7 +333,6 @@ def test_a_program_that_moves_nothing_needs_no_mesh():
     compiled = jax.jit(jnp.sin).lower(1.0).compile()
     rows = ms.collectives(compiled)
     assert (len(rows), rows.kinds, rows.total_payload_bytes) == (0, set(), 0)
-    assert rows.by("kind", "axes").bytes("all-gather", ("anything",)) == 0
     assert repr(rows).startswith("No collectives. CPU program (jax ")
 
 
@@ -358,7 +358,7 @@ def test_reports_name_the_backend_and_carry_no_addresses_or_colours():
         assert f"CPU program (jax {jax.__version__}); another backend may choose" in told
         assert "0x" not in told and "/tmp" not in told and "\x1b" not in told
     assert "all-gather" in text and "test_collectives.py:" in text
-    assert html.count("<tr>") == 2 and "currentColor" in html
+    assert html.count("<tr>") == 2
     assert "#" not in html  # no colour of its own
 
 
@@ -385,7 +385,199 @@ def test_source_lines_of_older_texts():
         '  %r = f32[4] all-reduce(%p), metadata={op_name="a" '
         'source_file="/home/me/x.py" source_line=7}',
     )
-    from meshscope import hlo
+    from meshscope import _hlo as hlo
 
     assert hlo.Sources("").find(line) == "x.py:7"
     assert hlo.Sources("").find("  %r = f32[4] all-reduce(%p)") is None
+
+
+# Programs on different meshes
+
+
+def gathered_over(mesh, axis, shape=(64, 64)):
+    """x @ w with the contraction split over one axis: its all-reduce is 64 x 64 floats."""
+    x, w = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+        for spec in (P(None, axis), P(axis))
+    )
+    out = jax.NamedSharding(mesh, P())
+    return jax.jit(jnp.dot, out_shardings=out).lower(x, w).compile()
+
+
+def test_a_diff_of_programs_on_different_meshes_answers_the_keys_in_its_table():
+    """Tensor parallel (1, 8) against data parallel (8, 1), with the same axis names."""
+    tensor, data = grid(1, 8, names=("data", "model")), grid(8, 1, names=("data", "model"))
+    one, two = gathered_over(tensor, "model"), gathered_over(data, "data")
+    changes = ms.diff(one, two)
+    assert set(changes) == {("all-reduce", ("model",)), ("all-reduce", ("data",))}
+    for (kind, axes), total in changes.items():
+        assert changes.bytes(kind, axes) == changes.bytes(kind, *axes) == total.payload_bytes
+        assert changes.wire(kind, axes) == total.wire_bytes
+    assert changes.bytes("all-reduce", "model") == -16384
+    assert changes.bytes("all-reduce", "data") == 16384
+    # Along both axes at once, each side knows what that is on its own mesh: the same bytes.
+    assert changes.bytes("all-reduce", ("model", "data")) == 0
+    assert changes.bytes("all-gather", "model") == 0
+    with pytest.raises(ValueError, match="no axis 'modle' on this mesh, which has data, model"):
+        changes.bytes("all-reduce", "modle")
+
+
+@pytest.mark.parametrize("other", ["a mesh without the axis", "no mesh"])
+def test_a_diff_knows_the_axes_of_both_sides(other):
+    one = gathered_over(grid(2, 4, names=("data", "model")), "model")
+    x = jax.ShapeDtypeStruct((64,), "float32", sharding=jax.NamedSharding(grid(8, names="x"), P("x")))
+    two = jax.jit(lambda x: x.sum()).lower(*[1.0 if other == "no mesh" else x]).compile()
+    for a, b, sign in [(one, two, -1), (two, one, 1)]:
+        changes = ms.diff(a, b)
+        assert changes.bytes("all-reduce", "model") == sign * 16384
+        assert changes.bytes("all-reduce", ("data", "model")) == 0
+        with pytest.raises(ValueError, match="no axis 'y'"):
+            changes.bytes("all-reduce", "y")
+    if other != "no mesh":
+        assert changes.bytes("all-reduce", "x") == -4
+        assert changes.bytes("all-reduce", ("x", "model")) == 0  # on no mesh together
+
+
+def test_a_diff_does_not_mind_the_order_of_axes():
+    """The same sums over both axes, of meshes that name them in another order."""
+    one = program(lambda x: jax.lax.psum(x, ("a", "b")), grid(2, 4, names="ab"))
+    two = program(lambda x: jax.lax.psum(x, ("a", "b")), grid(4, 2, names="ba"))
+    assert ms.diff(one, two) == {}
+    assert ms.diff(one, two).bytes("all-reduce", ("b", "a")) == 0
+    more = program(looped(lambda x: jax.lax.psum(jnp.tanh(x), ("a", "b")), [3]), grid(4, 2, names="ba"))
+    assert ms.diff(one, more) == {("all-reduce", ("a", "b")): (2, 2 * PIECE, 2 * 7 / 4 * PIECE)}
+
+
+def test_a_diff_of_groups_that_are_no_axes():
+    def halves(x):
+        return jax.lax.psum(x, "b", axis_index_groups=[[0, 1], [2, 3]])
+
+    one, two = program(jnp.tanh, grid(2, 4)), program(halves, grid(2, 4))
+    changes = ms.diff(one, two)
+    assert changes == {("all-reduce", ("?",)): (1, PIECE, PIECE)}
+    assert changes.bytes("all-reduce", "?") == PIECE
+    with pytest.raises(ValueError, match="no axis '.'"):
+        changes.bytes("all-reduce", ("?", "b"))
+
+
+def test_a_diff_with_what_is_not_known_is_not_known():
+    def maybe(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: jax.lax.psum(x, "a"), jnp.tanh, x)
+
+    mesh = grid(8)
+    once, unknown = program(lambda x: jax.lax.psum(x, "a"), mesh), program(maybe, mesh)
+    assert ms.diff(once, unknown) == {("all-reduce", ("a",)): (None, None, None)}
+    assert ms.diff(unknown, once).bytes("all-reduce", "a") is None
+    assert "unknown" in repr(ms.diff(unknown, once))
+
+
+# Typing errors are not zeros
+
+
+def test_a_misspelt_axis_is_an_error_without_a_mesh_too():
+    table = ms.collectives(jax.jit(jnp.sin).lower(1.0).compile()).by("kind", "axes")
+    with pytest.raises(ValueError, match="no axis 'modle' as the program has no mesh"):
+        table.bytes("all-gather", "modle")
+    assert table.bytes("all-gather", ()) == 0
+    named = ms.collectives(jax.jit(jnp.sin).lower(1.0).compile(), grid(2, 4)).by("axes")
+    assert named.bytes("a") == 0
+    with pytest.raises(ValueError, match="no axis 'modle' on this mesh, which has a, b"):
+        named.bytes("modle")
+
+
+def test_a_misspelt_field_says_which_there_are():
+    rows = ms.collectives(program(lambda x: jax.lax.psum(x, "a"), grid(8)))
+    for wrong in ("kindd", "by", "_rows"):
+        with pytest.raises(ValueError, match=f"no field '{wrong}', there are kind, axes, dtype, shape"):
+            rows.by("kind", wrong)
+    with pytest.raises(ValueError, match="name a field.*there are kind"):
+        rows.by()
+    for field in ("kind", "axes", "dtype", "shape", "payload_bytes", "executions", "inside_loop",
+                  "op_name", "source_line", "within", "groups", "group_size", "wire_bytes"):  # fmt: skip
+        (key,) = rows.by(field)
+        assert key == getattr(rows[0], field)
+
+
+def test_keys_that_make_no_sense_are_refused():
+    rows = ms.collectives(program(lambda x: jax.lax.psum(x, "a"), grid(8)))
+    for axes in (None, 3, {"a": 1}):
+        with pytest.raises(ValueError, match="axes: give a name or a tuple of names, not"):
+            rows.by("kind", "axes").bytes("all-reduce", axes)
+    for axes in (["a"], {"a"}, frozenset("a")):
+        assert rows.by("kind", "axes").bytes("all-reduce", axes) == PIECE
+    assert rows.by("within").bytes("a") == PIECE
+    assert rows.by("dtype").bytes("float32") == PIECE
+    assert rows.by("dtype").bytes("bfloat16") == 0
+    with pytest.raises(ValueError, match="no dtype 'flaot32': give JAX's name"):
+        rows.by("dtype").bytes("flaot32")
+    assert rows.by("source_line").bytes("nowhere.py:1") == 0
+
+
+def test_rows_are_taken_by_any_integer():
+    rows = ms.collectives(program(lambda x: jax.lax.psum(spread(x, "a"), "b"), grid(2, 4)))
+    assert len(rows) == 2
+    for index in (np.int64(1), np.uint8(1), -1):
+        assert rows[index] is rows[1] and isinstance(rows[index], ms.Collective)
+    assert list(rows[np.int64(1):]) == [rows[1]] and rows[1:].axis_sizes == rows.axis_sizes
+    with pytest.raises(TypeError):
+        rows["all-reduce"]
+    with pytest.raises(IndexError):
+        rows[2]
+
+
+# Meshes that say no devices
+
+
+SQUARE = [((2, 2), ("model", "data")), ((2, 2), ("data", "model")), ((2, 1, 2), ("data", "x", "model"))]
+
+
+@pytest.mark.parametrize("order", [range(4), [2, 0, 3, 1]])
+def test_an_abstract_mesh_with_the_program_s_axes_gives_their_names(order):
+    """A sum over model on 2 x 2 devices: transposed, an abstract mesh has the same shape."""
+    mesh = grid(2, 2, names=("data", "model"), order=order)
+    compiled = program(lambda x: jax.lax.psum(x, "model"), mesh)
+    for sizes, names in SQUARE[:2]:
+        abstract = jax.sharding.AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+        (row,) = ms.collectives(compiled, abstract)
+        assert row.axes == ("model",)
+        concrete = Mesh(mesh.devices.T if names[0] == "model" else mesh.devices, names)
+        assert ms.collectives(compiled, concrete)[0].axes == ("model",)
+
+
+def test_an_abstract_mesh_of_other_axes_is_ambiguous():
+    mesh = grid(2, 4, names=("data", "model"))
+    compiled = program(lambda x: jax.lax.psum(x, "model"), mesh)
+    for sizes, names in [((2, 4), ("a", "b")), ((4, 2), ("data", "model")), ((2, 2, 2), "abc")]:
+        abstract = jax.sharding.AbstractMesh(sizes, tuple(names))
+        with pytest.raises(ValueError, match=r"does not say which device stands where.*\{'data': 2, "):
+            ms.collectives(compiled, abstract)
+    # One axis leaves no choice: some devices of it, or all.
+    line = jax.sharding.AbstractMesh((8, 1), ("x", "y"))
+    (row,) = ms.collectives(compiled, line)
+    assert (row.axes, row.within) == (("?",), ("x",))
+    everywhere = program(lambda x: jax.lax.psum(x, ("data", "model")), mesh)
+    assert ms.collectives(everywhere, line)[0].axes == ("x",)
+    with pytest.raises(ValueError, match="8 devices and the mesh has 4"):
+        ms.collectives(compiled, jax.sharding.AbstractMesh((4,), ("x",)))
+
+
+def test_a_program_that_names_no_mesh_still_has_an_order_of_devices():
+    """Its shardings are positional; the mesh is given, in the program's order or another."""
+    order = [3, 1, 4, 0, 5, 7, 2, 6]
+    mesh = grid(2, 4, order=order)
+    hlo_sharding = jax.NamedSharding(mesh, P("b"))._to_xla_hlo_sharding(2)
+    from jax._src.sharding_impls import GSPMDSharding
+
+    lost = GSPMDSharding(tuple(mesh.devices.flat), hlo_sharding)
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=lost)
+    compiled = jax.jit(lambda x: x.sum(0)).lower(x).compile()
+    if any(isinstance(s, jax.NamedSharding) for s in jax.tree.leaves(compiled.input_shardings)):
+        pytest.skip("this JAX gives names to positional shardings")
+    assert ms.collectives(compiled, mesh)[0].axes == ("b",)
+    other = Mesh(mesh.devices.T, ("b", "a"))
+    assert ms.collectives(compiled, other)[0].axes == ("b",)
+    with pytest.raises(ValueError, match="AbstractMesh"):
+        ms.collectives(compiled, mesh.abstract_mesh)
+    few = Mesh(np.array(jax.devices()[:4]), ("b",))
+    with pytest.raises(ValueError, match="8 devices and the mesh has 4"):
+        ms.collectives(compiled, few)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 
 import meshscope as ms
 
-pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollective")
+pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollectiveWarning")
 P = jax.P
 
 

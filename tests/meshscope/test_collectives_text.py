@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 
 import meshscope as ms
-from meshscope import hlo
+from meshscope import _hlo as hlo
 
-pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollective")
+pytestmark = pytest.mark.filterwarnings("error::meshscope.UnparsedCollectiveWarning")
 P = jax.P
 GRID = AbstractMesh((2, 4), ("data", "model"))
 LINE = AbstractMesh((8,), ("data",))
@@ -46,7 +47,7 @@ def module(lines, computations="", devices=8):
     """A program around some instructions, in XLA's own words."""
     body = "\n".join(f"  {line}" for line in lines)
     return accepted(
-        f"HloModule m, num_partitions={devices}\n\n"
+        f"HloModule m, is_scheduled=true, num_partitions={devices}\n\n"
         "%add (a: f32[], b: f32[]) -> f32[] {\n"
         "  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
         "  ROOT %c = f32[] add(%a, %b)\n}\n\n"
@@ -95,7 +96,7 @@ def test_groups_in_every_spelling(spelled, groups):
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_three_spellings_of_one_grouping_agree(data):
     """Groups that a loop over coordinates collects, one by one."""
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4), "sizes")
@@ -193,8 +194,8 @@ def test_calls_fusions_and_branches_are_followed():
     )
     rows = ms.collectives(text, GRID)
     assert {row.axes for row in rows} == {("data",)}
-    # Called twice, fused once, one branch of two or the other, the only branch of one.
-    assert [row.executions for row in rows] == [1, 1, 1, None, None, 1]
+    # Called twice, fused once, one branch or the other alike, the only branch of one.
+    assert [row.executions for row in rows] == [1, 1, 1, 1, 1]
 
 
 def test_rarer_kinds_are_recognised():
@@ -275,12 +276,12 @@ def test_a_line_that_cannot_be_read_warns_and_the_rest_counts(broken):
     good = module([GOOD])
     line = next(s for s in good.split("\n") if " all-reduce(" in s)
     text = good.replace(line, line.replace("%r", "%first") + "\n  " + broken)
-    with pytest.raises(ms.UnparsedCollective, match="cannot read"):
+    with pytest.raises(ms.UnparsedCollectiveWarning, match="cannot read"):
         ms.collectives(text, GRID)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rows = ms.collectives(text, GRID)
-    assert [w.category for w in caught] == [ms.UnparsedCollective]
+    assert [w.category for w in caught] == [ms.UnparsedCollectiveWarning]
     assert rows.by("kind", "axes") == {("all-reduce", ("model",)): (1, 128, 192)}
 
 
@@ -290,7 +291,7 @@ def test_a_collective_that_nothing_calls_warns():
         "ENTRY %start (p: f32[8,4]) -> f32[8,4] {\n  %p = f32[8,4]{1,0} parameter(0)\n"
         "  ROOT %y = f32[8,4]{1,0} call-of-tomorrow(%p), how=%main\n}\n"
     )
-    with pytest.raises(ms.UnparsedCollective):
+    with pytest.raises(ms.UnparsedCollectiveWarning):
         ms.collectives(text, GRID)
 
 
@@ -386,6 +387,221 @@ def test_xla_counts_the_same_instructions(name):
         ours[code] = ours.get(code, 0) + 1
     for code in ("AllGather", "AllReduce", "ReduceScatter", "CollectivePermuteStart", "While"):
         assert ours.get(code, 0) == counted.get(code, 0)
+
+
+# What several fusions carry on
+
+
+def chain(start="%x", step="all-gather", channel=1, more="", fused=""):
+    """A gather of %x in a start, a step and an end, as on TPU, all with one channel; and more.
+
+    The step also computes something: its third result. `fused`: computations for `more`.
+    """
+    gather = f"{step}(%p), channel_id={{}}, replica_groups=[1,8]<=[8], dimensions={{{{0}}}}"
+    one = gather.format(channel)
+    state = "(f32[8,16], f32[64,16], u32[])"
+    return f"""HloModule m, is_scheduled=true, num_partitions=8
+
+%start (p: f32[8,16]) -> {state} {{
+  %p = f32[8,16]{{1,0}} parameter(0)
+  %g = f32[64,16]{{1,0}} {one}
+  ROOT %c = {state} custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}}
+
+%step (p: f32[8,16], q: f32[64,16], s: u32[], z: f32[8,16]) -> (f32[8,16], f32[64,16], f32[8,16], u32[]) {{
+  %p = f32[8,16]{{1,0}} parameter(0)
+  %q = f32[64,16]{{1,0}} parameter(1)
+  %s = u32[] parameter(2)
+  %z = f32[8,16]{{1,0}} parameter(3)
+  %n = f32[8,16]{{1,0}} negate(%z)
+  %g = f32[64,16]{{1,0}} {one}
+  ROOT %t = (f32[8,16], f32[64,16], f32[8,16], u32[]) tuple(%p, %g, %n, %s)
+}}
+
+%done (p: f32[8,16], q: f32[64,16], s: u32[]) -> f32[64,16] {{
+  %p = f32[8,16]{{1,0}} parameter(0)
+  %q = f32[64,16]{{1,0}} parameter(1)
+  %s = u32[] parameter(2)
+  %g = f32[64,16]{{1,0}} {one}
+  ROOT %c = f32[64,16] custom-call(%p, %q, %g, %s), custom_call_target="AsyncCollectiveDone"
+}}
+
+{fused}
+ENTRY %main (x: f32[8,16], y: f32[8,16], w: f32[8,32]) -> f32[64,16] {{
+  %x = f32[8,16]{{1,0}} parameter(0)
+  %y = f32[8,16]{{1,0}} parameter(1)
+  %w = f32[8,32]{{1,0}} parameter(2)
+  %f1 = {state} fusion(%x), kind=kCustom, calls=%start
+  %a1 = f32[8,16]{{1,0}} get-tuple-element(%f1), index=0
+  %b1 = f32[64,16]{{1,0}} get-tuple-element(%f1), index=1
+  %c1 = u32[] get-tuple-element(%f1), index=2
+  %f2 = (f32[8,16], f32[64,16], f32[8,16], u32[]) fusion(%a1, %b1, %c1, %y), kind=kCustom, calls=%step
+  %a2 = f32[8,16]{{1,0}} get-tuple-element(%f2), index=0
+  %b2 = f32[64,16]{{1,0}} get-tuple-element(%f2), index=1
+  %n2 = f32[8,16]{{1,0}} get-tuple-element(%f2), index=2
+  %c2 = u32[] get-tuple-element(%f2), index=3
+  %k2 = f32[8,16]{{1,0}} copy(%a2)
+{more}
+  ROOT %f3 = f32[64,16]{{1,0}} fusion(%k2, %b2, %c2), kind=kCustom, calls=%done
+}}
+"""
+
+
+def fused(columns, attributes="dimensions={0}", groups="[1,8]<=[8]"):
+    return (
+        f"%other (p: f32[8,{columns}]) -> f32[64,{columns}] {{\n"
+        f"  %p = f32[8,{columns}]{{1,0}} parameter(0)\n"
+        f"  ROOT %g = f32[64,{columns}]{{1,0}} all-gather(%p), channel_id=1, "
+        f"replica_groups={groups}, {attributes}\n}}\n"
+    )
+
+
+def test_a_start_its_steps_and_its_end_count_once():
+    assert ms.collectives(chain(), LINE).by("kind") == {"all-gather": (1, 4096, 3584)}
+
+
+@pytest.mark.parametrize(
+    ("operand", "columns"),
+    [
+        ("%w", 32),  # of another size
+        ("%y", 16),  # of the same size, of another value
+        ("%n2", 16),  # of what the step computed
+        ("%x", 16),  # of the same value, but in a fusion that has no part in the chain
+    ],
+)
+def test_collectives_that_share_a_channel_are_not_merged(operand, columns):
+    """JAX gives every collective that is written by hand channel 1."""
+    more = f"  %o = f32[64,{columns}]{{1,0}} fusion({operand}), kind=kCustom, calls=%other"
+    text = chain(more=more, fused=fused(columns))
+    rows = ms.collectives(text, LINE)
+    assert sorted(row.shape for row in rows) == sorted([(64, 16), (64, columns)])
+    assert rows.total_payload_bytes == 4 * 64 * (16 + columns)
+
+
+def test_two_chains_at_once_count_twice():
+    """Each start is one collective, whatever is going on beside it."""
+    text = chain(
+        more="\n".join(
+            line.replace("%f", "%h").replace("%a", "%i").replace("%b", "%j").replace("%c", "%l")
+            .replace("%n2", "%m2").replace("%k2", "%o2").replace("fusion(%x)", "fusion(%y)")
+            .replace("fusion(%i1, %j1, %l1, %y)", "fusion(%i1, %j1, %l1, %n2)")
+            .replace("ROOT %f3", "%h3")
+            for line in chain().split("\n") if line.lstrip().startswith(("%f1", "%a", "%b", "%c1", "%c2",
+                "%f2", "%n2", "%k2", "ROOT %f3"))
+        )
+    )  # fmt: skip
+    # The computations are those of the first chain: each of them is called twice.
+    rows = ms.collectives(text, LINE)
+    assert len(rows) == 2 and rows.total_payload_bytes == 2 * 4096
+
+
+# Conditionals
+
+
+def branches(*sums):
+    """A conditional whose branches hold collectives, in a loop of three rounds."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def body(x, i):
+        return jax.lax.switch(i % len(sums), sums, x), None
+
+    def f(x):
+        return jax.lax.scan(body, x, jnp.arange(3))[0]
+
+    spec = P(("data", "model"))
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return ms.collectives(jax.jit(mapped).lower(np.ones((64, 4), np.float32)).compile(), mesh)
+
+
+def psum(x, axis="model"):
+    return jax.lax.psum(jnp.tanh(x), axis)
+
+
+def test_what_every_branch_does_alike_is_known():
+    size = 8 * 4 * 4
+    alike = branches(psum, lambda x: 2 * psum(x) + 1)
+    assert alike.by("kind", "axes") == {("all-reduce", ("model",)): (3, 3 * size, 3 * size * 3 / 2)}
+    assert [row.executions for row in alike] == [3] and alike[0].inside_loop
+    one = branches(psum, jnp.sin)
+    assert [row.executions for row in one] == [None]
+    three = branches(psum, lambda x: psum(x) * 2, lambda x: psum(x) * 3)
+    assert [row.executions for row in three] == [3]
+    third = branches(psum, lambda x: psum(x) * 2, jnp.sin)
+    assert [row.executions for row in third] == [None, None]
+
+
+def test_branches_that_differ_stay_unknown():
+    axes = branches(psum, lambda x: psum(x, "data"))
+    assert [(row.axes, row.executions) for row in axes] == [(("model",), None), (("data",), None)]
+    twice = branches(psum, lambda x: psum(psum(x)))
+    assert sorted((row.executions for row in twice), key=str) == [3, None]
+    size = branches(psum, lambda x: jnp.concatenate([psum(x[:4])] * 2))
+    assert [row.executions for row in size] == [None, None]
+    kind = branches(psum, lambda x: jax.lax.pmax(x, "model"))  # both are all-reduces
+    assert [row.executions for row in kind] == [3]
+    ring = [(i, (i + 1) % 4) for i in range(4)]
+    forth = lambda x: jax.lax.ppermute(x, "model", ring)  # noqa: E731
+    back = lambda x: jax.lax.ppermute(x, "model", [(j, i) for i, j in ring])  # noqa: E731
+    assert [row.executions for row in branches(forth, lambda x: forth(x) + 1)] == [3]
+    assert [row.executions for row in branches(forth, back)] == [None, None]
+
+
+def test_a_conditional_inside_a_branch():
+    inner = lambda x: jax.lax.cond(x[0, 0] > 0, psum, lambda x: psum(x) + 1, x)  # noqa: E731
+    assert [row.executions for row in branches(inner, psum)] == [3]
+    unsure = lambda x: jax.lax.cond(x[0, 0] > 0, psum, jnp.sin, x)  # noqa: E731
+    assert [row.executions for row in branches(unsure, psum)] == [None, None]
+
+
+# Texts of what is not compiled
+
+
+def lowered():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    f = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    return jax.jit(f).lower(np.ones((64, 16), np.float32))
+
+
+NOT_COMPILED = {
+    "StableHLO": lambda: lowered().as_text(),
+    "HLO before it is compiled": lambda: lowered().as_text("hlo"),
+    "a dump before optimisations": lambda: module([GOOD]).replace("is_scheduled=true, ", ""),
+    "nothing": lambda: "",
+    "a word": lambda: "hello",
+    "a text without its first line": lambda: module([GOOD]).split("\n", 1)[1],
+    "a text without an entry": lambda: module([GOOD]).replace("ENTRY ", ""),
+}
+
+
+@pytest.mark.parametrize("name", NOT_COMPILED)
+def test_a_text_that_is_not_compiled_is_refused(name):
+    text = NOT_COMPILED[name]()
+    says = r"this text is (no compiled program|a program that is not compiled( to the end)?): pass jax"
+    assert ms.collectives(module([GOOD]), LINE)  # while this is read
+    for refused in (
+        lambda: ms.collectives(text, LINE),
+        lambda: ms.collectives(text),
+        lambda: ms.diff(lowered().compile(), text),
+        lambda: ms.diff(text, text),
+    ):
+        with pytest.raises(ValueError, match=says):
+            refused()
+
+
+def test_a_refusal_says_what_the_text_is():
+    for name, says in [
+        ("StableHLO", r"a program that is not compiled: .* begins 'module @jit"),
+        ("HLO before it is compiled", "a program that is not compiled: "),
+        ("a dump before optimisations", "a program that is not compiled to the end: .* 'HloModule"),
+        ("a word", "no compiled program: .* begins 'hello'"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            ms.collectives(NOT_COMPILED[name](), LINE)
+
+
+def test_a_compiled_text_without_a_mesh_asks_for_one():
+    with pytest.raises(ValueError, match=r"text names no mesh: pass .* collectives\(compiled, mesh\)"):
+        ms.diff(lowered().compile(), lowered().compile().as_text())
 
 
 # Trip counts

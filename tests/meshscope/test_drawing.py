@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
+from effort import examples
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -243,7 +244,7 @@ def arrays(draw):
     return jax.device_put(x, NamedSharding(mesh, P(*spec))), x, mesh
 
 
-EXAMPLES = hypothesis.settings(max_examples=250, deadline=None, derandomize=True)
+EXAMPLES = hypothesis.settings(max_examples=examples(250), deadline=None, derandomize=True)
 
 
 def check(drawing, x, host):

@@ -3,6 +3,7 @@ determinism, a label for those who cannot see it, plain text without control cod
 
 import itertools
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from test_drawing import Picture, check, read_svg, read_text, words
 
 import meshscope as ms
-from meshscope.drawing import COLOURS
+from meshscope import PALETTE as COLOURS
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
@@ -144,6 +145,56 @@ def test_partial_sums_and_varying_values_are_not_called_copies():
     assert "copied over model(4)" in drawn[1]
 
 
+def test_states_of_sums_are_drawn():
+    """As jax.typeof prints them: {U:model} is still to be summed, {R:data} is summed."""
+    mesh = mesh_of(kind=EXPLICIT)
+    with jax.set_mesh(mesh):
+        left, right = array((4, 8), P(None, "model"), mesh), array((8, 4), P("model"), mesh)
+        sums = jnp.dot(left, right, out_sharding=P(None, None, unreduced={"model"}))
+        whole = jax.device_put(np.ones((8, 16), np.float32), P())
+        done = jax.reshard(whole, P(None, None, reduced={"data"}))
+    assert "{U:model}" in str(jax.typeof(sums)) and "{R:data}" in str(jax.typeof(done))
+    text = ms.show(sums).text
+    assert text.startswith("float32[4,4]  P(None, None) {U:model}\n")
+    assert "partial sums over model(4)\n" in text and "copied over data(2)\n" in text
+    assert "reduced" not in text
+    text = ms.show(done).text
+    assert text.startswith("float32[8,16]  P(None, None) {R:data}\n")
+    assert "reduced over data(2)\n" in text and "copied over model(4)\n" in text
+    drawn = []
+    with jax.set_mesh(mesh):
+        jax.jit(lambda x: drawn.append(ms.show(x).text) or x)(done)
+    assert "reduced over data(2)\n" in drawn[0] and "copied over model(4)\n" in drawn[0]
+
+    def block(x):
+        drawn.append(ms.show(jax.lax.pcast(x, "model", to="reduced")).text)
+        return x
+
+    jax.shard_map(block, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(
+        array((8, 4), P("data"), mesh)
+    )
+    assert "varying over data(2)\n" in drawn[1] and "reduced over model(4)\n" in drawn[1]
+    # Reduced values are the same on every device, so they lie in sheets, as copies do.
+    sheets = lambda drawing: drawing.svg.count("<path ")  # noqa: E731
+    assert (sheets(ms.show(sums)), sheets(ms.show(done)), sheets(ms.show(whole))) == (1, 2, 2)
+
+
+def test_the_palette_is_the_caller_s():
+    mesh = AbstractMesh((2, 2, 2), ("data", "tp", "x"))
+    usual = ms.show(mesh).svg
+    mine = ms.show(mesh, palette={"tp": "#123456", "x": "rebeccapurple"}).svg
+    assert "#123456" in mine and "rebeccapurple" in mine and "#123456" not in usual
+    assert "var(--ms-data,#0072b2)" in mine and "var(--ms-axis" not in mine
+    assert "var(--ms-data" not in ms.show(mesh, palette={"data": "hsl(10 20% 30% / 50%)"}).svg
+    assert ms.show(mesh, palette={}).svg == usual == ms.show(mesh, palette=ms.PALETTE | {}).svg.replace(
+        "#0072b2", "var(--ms-data,#0072b2)")  # fmt: skip
+    table = {f"w{n:02}": array((8, 16), P("data")) for n in range(13)}
+    assert "#123456" in ms.show(table, palette={"data": "#123456"}).svg
+    for colour in ('"/><script>', "red;fill:blue", "url(x&y)", ""):
+        with pytest.raises(ValueError, match="is no colour for tp: pass one such as '#d55e00'"):
+            ms.show(mesh, palette={"tp": colour})
+
+
 def test_a_tree_is_drawn_leaf_by_leaf():
     tree = {"layer": [array((8, 16), P("data")), array((16,), P("model"))], "s": array((), P())}
     drawing = ms.show(tree, title="params")
@@ -243,6 +294,10 @@ CASES = {
     "spec": (lambda m: P("data"), TypeError, r"\(shape, jax\.NamedSharding"),
     "sharding": (lambda m: NamedSharding(m, P()), TypeError, r"\(shape, jax\.NamedSharding"),
     "shape and spec": (lambda m: ((8, 8), P("data")), TypeError, r"jax\.NamedSharding\(mesh"),
+    "a number for a shape": (
+        lambda m: (8, NamedSharding(m, P("data"))), TypeError, r"^8 is no shape: .*\(8,\) for one dimension"),
+    "a shape of fractions": (
+        lambda m: {"w": ((8.0,), NamedSharding(m, P("data")))}, TypeError, r"\(8.0,\) is no shape \(leaf w\)"),
     "text": (lambda m: "w", TypeError, "pass an array"),
     "empty": (lambda m: {}, ValueError, "no leaves"),
     "none": (lambda m: None, ValueError, "no leaves"),
@@ -298,8 +353,6 @@ def test_a_drawing_stands_alone_and_says_what_it_shows():
         colours = re.findall(r'(?:fill|stroke)="([^"]*)"', drawing.svg)
         for colour in set(colours) - {"none", "currentColor"}:
             assert re.search(r"var\(--ms-[a-z0-9-]+,#[0-9a-f]{6}\)", colour)
-        files = ET.fromstring(drawing._repr_svg_())
-        assert files[0].text.startswith("svg{color:")
 
 
 def test_the_label_names_what_axes_and_conclusion():
@@ -386,8 +439,21 @@ def test_a_notebook_stores_the_picture_and_the_text_and_nothing_else(monkeypatch
     )
     shell = InteractiveShell.instance()
     drawing = ms.show(mesh_of())
-    assert shell.display_formatter.format(drawing) == ({}, {})
-    assert stored == [{"text/html": drawing.svg, "text/plain": drawing.text}]
+    shown, _ = shell.display_formatter.format(drawing)
+    assert shown == {"text/html": drawing.svg, "text/plain": drawing.text}
+    assert stored == []  # nothing is shown on the side
+
+
+def test_a_file_stands_alone_and_follows_the_reader_s_theme(tmp_path):
+    drawing = ms.show({"w": array((8, 16), P("data")), "b": array((16,), P())}, "x_BD")
+    for path in (tmp_path / "drawing.svg", str(tmp_path / "again.svg")):
+        assert drawing.save(path) is None
+        text = pathlib.Path(path).read_bytes().decode("utf-8")
+        root = ET.fromstring(text)
+        assert root[0].tag.endswith("style") and root[0].text.startswith("svg{color:#1a1a1a}")
+        assert "prefers-color-scheme:dark){svg{color:#eee}}" in root[0].text
+        assert text.replace(text[text.index("<style>"):text.index("</style>") + 8], "") == drawing.svg + "\n"
+        assert len(Picture(text).blocks) == len(Picture(drawing.svg).blocks)
 
 
 # Colours.

@@ -1,9 +1,15 @@
 """Proofs that no device ever held a whole array, and programs where one did."""
 
+import gzip
+import math
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import examples
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +18,7 @@ from jax.sharding import AxisType
 import meshscope as ms
 
 P = jax.P
-MESH = (2, 4)
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 
 def mesh_of(*sizes):
@@ -35,7 +41,7 @@ def born(initializer, *leaves):
 
 
 @given(data=st.data())
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), deadline=None, derandomize=True)
 def test_normal_weights_are_born_in_pieces(data):
     mesh = mesh_of(*data.draw(st.sampled_from([(2, 4), (4, 2), (8, 1), (1, 8)]), "mesh"))
     spec = data.draw(
@@ -51,7 +57,7 @@ def test_normal_weights_are_born_in_pieces(data):
     with pytest.raises(ValueError, match="nothing to check"):
         ms.assert_no_full_copy(compiled, whole)
     gather = jax.jit(lambda x: x + 1, out_shardings=whole.sharding).lower(w).compile()
-    with pytest.raises(AssertionError, match=r"full shape \(\d+, \d+\) in the program: "):
+    with pytest.raises(AssertionError, match=r"the array \(\d+, \d+\) is whole in this program: "):
         ms.assert_no_full_copy(gather, w)
 
 
@@ -63,8 +69,15 @@ def test_orthogonal_weights_are_not():
     with pytest.raises(AssertionError) as caught:
         ms.assert_no_full_copy(compiled, {"layer": {"kernel": w}})
     told = str(caught.value)
-    assert told.startswith("layer.kernel has its full shape (512, 512) in the program: %")
-    assert "[512,512]" in told and "\n" not in told and "metadata" not in told
+    assert told.startswith("layer.kernel (512, 512) is whole in this program: ")
+    first, *more, last = told.split(": ", 1)[1].split("\n  ")
+    for line in (first, *more):  # what it is, whose operation, where it was written, the line
+        assert re.match(r"\w+\[512,512\] by jit\(init\)/\S+ at test_no_full_copy.py:\d+", line)
+        assert re.search(r"(, \d+ lines)?: (ROOT )?%\S+ = ", line) and "metadata" not in line
+    copies = ms.full_copies(compiled, {"layer": {"kernel": w}})
+    assert last == f"and {len(copies) - 3} more, which full_copies lists" and len(more) == 2
+    assert [line[:7] for line in (first, *more)] == ["float32"] * 3, "the leaf's own dtype first"
+    assert any(copy.op_name.endswith("geqrf") or "qr" in copy.op_name for copy in copies)
 
 
 @pytest.mark.parametrize(
@@ -80,23 +93,217 @@ def test_a_copy_is_a_copy_transposed_cast_or_expanded(copy):
     w = leaf((48, 80), P("data", "model"))
     whole = jax.NamedSharding(mesh_of(2, 4), P())
     compiled = jax.jit(copy, out_shardings=whole).lower(w).compile()
-    with pytest.raises(AssertionError, match=r"the array has its full shape \(48, 80\)"):
+    with pytest.raises(AssertionError, match=r"the array \(48, 80\) is whole"):
+        ms.assert_no_full_copy(compiled, w)
+
+
+def gathered(change, w):
+    """The program that gathers what `change` makes of each piece."""
+    mapped = jax.shard_map(
+        lambda piece: jax.lax.all_gather(change(piece), ("data", "model"), tiled=True),
+        mesh=mesh_of(2, 4), in_specs=w.sharding.spec, out_specs=P(), check_vma=False,
+    )  # fmt: skip
+    return jax.jit(mapped).lower(w).compile()
+
+
+@pytest.mark.parametrize("shape", [(-1,), (24 * 5, 4), (2, 3, 80)])
+def test_a_copy_is_a_copy_in_any_shape(shape):
+    w = leaf((48, 80), P("data", "model"))
+    compiled = gathered(lambda piece: piece.reshape(shape), w)
+    (copy,) = ms.full_copies(compiled, w)
+    assert (copy.elements, copy.layer, copy.or_piece_of) == (48 * 80, False, None)
+    assert copy.found != (48, 80) and math.prod(copy.found) == 48 * 80
+    assert copy.op_name.endswith("all_gather")
+    with pytest.raises(AssertionError, match=r"\(48, 80\) is whole .* by jit.*all_gather at test_no"):
         ms.assert_no_full_copy(compiled, w)
 
 
 def test_the_limit_that_is_documented():
-    """A copy in other dimensions passes; the bytes of the program tell."""
+    """A copy with padding passes; the bytes of the program tell."""
     w = leaf((48, 80), P("data", "model"))
-
-    def flat(piece):
-        return jax.lax.all_gather(piece.reshape(-1), ("data", "model"), tiled=True)
-
-    mapped = jax.shard_map(
-        flat, mesh=mesh_of(2, 4), in_specs=w.sharding.spec, out_specs=P(), check_vma=False
-    )
-    compiled = jax.jit(mapped).lower(w).compile()
+    compiled = gathered(lambda piece: jnp.pad(piece.reshape(-1), (0, 1)), w)
     ms.assert_no_full_copy(compiled, w)
     assert ms.memory(compiled).outputs >= 48 * 80 * 4
+
+
+INITIALISERS = {  # each makes the whole on every device, in other dimensions than the leaf's
+    "f32[576,64] of a convolution": ((3, 3, 64, 64), P(None, None, "data", "model"),
+                                     jax.nn.initializers.orthogonal()),
+    "f32[256,256] of attention": ((256, 8, 32), P("data", "model"),
+                                  lambda key, shape, dtype: jax.nn.initializers.orthogonal()(
+                                      key, (256, 256), dtype).reshape(shape)),
+    "f32[131072] sorted": ((256, 512), P("data", "model"),
+                           lambda key, shape, dtype: jnp.sort(
+                               jax.random.normal(key, (256 * 512,), dtype)).reshape(shape)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INITIALISERS)
+def test_initialisers_that_make_the_whole_flat(name):
+    shape, spec, initializer = INITIALISERS[name]
+    w = leaf(shape, spec)
+    compiled = born(initializer, w)
+    assert ms.memory(compiled).temporaries > math.prod(shape) * 4  # it is really there
+    with pytest.raises(AssertionError, match=r"the array \(.*\) is whole"):
+        ms.assert_no_full_copy(compiled, w)
+
+
+def stack_of(whole):
+    """Four matrices made one by one, each whole on every device if `whole`."""
+    mesh, normal = mesh_of(2, 4), jax.nn.initializers.normal()
+    w = leaf((4, 96, 384), P(None, "data", "model"), mesh)
+    where = jax.NamedSharding(mesh, P() if whole else P("data", "model"))
+
+    def layer(_, key):
+        made = normal(key, w.shape[1:])
+        made = jax.lax.with_sharding_constraint(made, where)
+        return None, made / jnp.linalg.norm(made)
+
+    def init():
+        return jax.lax.scan(layer, None, jax.random.split(jax.random.key(0), 4))[1]
+
+    return jax.jit(init, out_shardings=w.sharding).lower().compile(), w
+
+
+def test_a_layer_of_a_stack_is_a_copy_too():
+    compiled, w = stack_of(whole=True)
+    copies = ms.full_copies(compiled, {"blocks": w})
+    assert {(copy.paths, copy.shape, copy.layer) for copy in copies} == {(("blocks",), (96, 384), True)}
+    assert repr(copies).split("\n")[1].split() == [
+        "leaf", "shape", "found", "lines", "operation", "source"]  # fmt: skip
+    assert "one layer of blocks  (96, 384)  float32[96,384]" in repr(copies)
+    with pytest.raises(AssertionError, match=r"^one layer of blocks \(96, 384\) is whole"):
+        ms.assert_no_full_copy(compiled, {"blocks": w})
+    ms.assert_no_full_copy(compiled, {"blocks": w}, stacked=False)  # the stack itself never was
+    halves, w = stack_of(whole=False)
+    ms.assert_no_full_copy(halves, {"blocks": w})
+    assert repr(ms.full_copies(halves, w)) == "Nothing is whole on a device"
+
+
+def test_a_first_dimension_that_is_split_makes_no_stack():
+    """Each of 8 devices holds one expert's whole matrix, as it should."""
+    w = leaf((8, 48, 80), P(("data", "model")))
+    ms.assert_no_full_copy(born(jax.nn.initializers.normal(), w), w)
+
+
+def step_with_activations():
+    """A matmul whose output has as many elements, (64, 60), as the weight (48, 80)."""
+    mesh = mesh_of(2, 4)
+    w = leaf((48, 80), P(None, "model"), mesh)
+    x = leaf((128, 48), P("data"), mesh)
+    v = leaf((80, 60), P(), mesh)
+
+    def step(x, w, v):
+        h = jnp.tanh(x @ w)  # (128, 80): a device has (64, 20)
+        return jnp.sin(h @ v).sum(), w * 0.5
+
+    out = (jax.NamedSharding(mesh, P()), w.sharding)
+    return jax.jit(step, out_shardings=out).lower(x, w, v).compile(), w
+
+
+def test_activations_are_named_and_can_be_excluded():
+    compiled, w = step_with_activations()
+    copies = ms.full_copies(compiled, {"w": w})
+    assert {copy.found for copy in copies} == {(64, 60)}
+    assert all("dot" in copy.op_name or "sin" in copy.op_name for copy in copies)
+    lines = {copy.source_line for copy in copies}
+    assert len(lines) == 1 and all(line.startswith("test_no_full_copy.py:") for line in lines)
+    with pytest.raises(AssertionError) as caught:
+        ms.assert_no_full_copy(compiled, {"w": w})
+    for copy in copies:
+        assert f"float32[64,60] by {copy.op_name} at {copy.source_line}" in str(caught.value)
+    for exclude in [(64, 60), [(64, 60)], *lines, [*lines], ["*/dot_general", "*/sin"], "test_no_*:*"]:
+        ms.assert_no_full_copy(compiled, {"w": w}, exclude=exclude)
+    with pytest.raises(AssertionError):  # the sine is left
+        ms.assert_no_full_copy(compiled, {"w": w}, exclude="*/dot_general")
+
+
+@pytest.mark.parametrize("idle", ["modle.py:12", (60, 64), "*/dot_genral", (64, 61)])
+def test_an_exclusion_that_excludes_nothing_is_a_typing_error(idle):
+    compiled, w = step_with_activations()
+    with pytest.raises(ValueError, match="excludes nothing: give a pattern"):
+        ms.full_copies(compiled, {"w": w}, exclude=[(64, 60), idle])
+
+
+def test_brackets_in_the_name_of_an_operation_stand_for_themselves():
+    line = "  ROOT %r = f32[48,80]{1,0} copy-start-of-tomorrow(%p), metadata={op_name=\"f/scan[x]/mul\"}"
+    text = made_up(line)
+    w = leaf((48, 80), P("data"))
+    ms.assert_no_full_copy(text, w, exclude="f/scan[x]/*")
+    with pytest.raises(ValueError, match="excludes nothing"):
+        ms.assert_no_full_copy(text, w, exclude="f/scanx/*")
+
+
+def made_up(line):
+    """A program of one argument and one more line."""
+    return (
+        "HloModule m, is_scheduled=true, num_partitions=8\n\n"
+        "ENTRY %main (p: f32[24,80]) -> f32[48,80] {\n"
+        f"  %p = f32[24,80]{{1,0}} parameter(0)\n{line}\n}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  ROOT %weird.1 = f32[48,80]{1,0} strange op(%p",
+        "  %weird.1 = f32[48,80]{1,0} all-gather(%p",
+        "%weird (q: f32[48,80]) {",
+        "something else",
+    ],
+)
+def test_a_line_that_was_not_read_is_no_proof(line):
+    w = leaf((48, 80), P("data"))
+    assert not ms.full_copies(made_up("  ROOT %y = f32[24,80]{1,0} negate(%p)"), w)
+    with pytest.raises(ValueError, match=r"1 line\(s\) of this program could not be read"):
+        ms.assert_no_full_copy(made_up(line), w)
+
+
+@pytest.mark.parametrize("text", ["hello", "module @jit_f {}", ""])
+def test_a_text_that_is_no_program_is_no_proof(text):
+    with pytest.raises(ValueError, match="this text is"):
+        ms.assert_no_full_copy(text, leaf((48, 80), P("data")))
+
+
+def test_an_argument_that_comes_in_whole_is_a_copy():
+    mesh = mesh_of(2, 4)
+    w, whole = leaf((48, 80), P("data"), mesh), leaf((48, 80), P(), mesh)
+    compiled = jax.jit(lambda kernel: kernel + 1, out_shardings=w.sharding).lower(whole).compile()
+    copies = ms.full_copies(compiled, w)
+    assert "kernel" in {copy.op_name for copy in copies}
+
+
+def test_the_largest_come_first_and_equal_leaves_are_named_together():
+    mesh = mesh_of(2, 4)
+    q, k, v = (leaf((48, 80), P("data"), mesh) for _ in range(3))
+    big = leaf((96, 80), P("data"), mesh)
+    whole = jax.NamedSharding(mesh, P())
+    compiled = jax.jit(lambda q, big: (q * 2, big.T), out_shardings=whole).lower(q, big).compile()
+    copies = ms.full_copies(compiled, {"q": q, "k": k, "v": v, "big": big})
+    assert copies[0].paths == ("big",) and copies[0].elements == 96 * 80
+    assert copies[-1].paths == ("k", "q", "v") and copies[-1].shape == (48, 80)
+    assert [copy.elements for copy in copies] == sorted([copy.elements for copy in copies])[::-1]
+    assert isinstance(copies[:1], ms.FullCopies) and copies[np.int64(0)] == copies[0]
+
+
+def test_tpu_fully_sharded_step_gathers_a_layer_and_never_the_stack():
+    """fixtures: two stacks of 4, gathered one layer at a time and kept for the way back."""
+    text = gzip.decompress((FIXTURES / "tpu-fsdp.hlo.gz").read_bytes()).decode()
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    tree = {
+        "w": leaf((4, 1024, 4096), P(None, "data"), mesh, jnp.bfloat16),
+        "v": leaf((4, 4096, 1024), P(None, "data"), mesh, jnp.bfloat16),
+    }
+    kept = {copy.found for copy in ms.full_copies(text, tree) if not copy.layer}
+    assert kept == {(4, 1024, 4096), (4, 4096, 1024)}  # saved by the scan for the backward pass
+    gathers = [
+        copy for copy in ms.full_copies(text, tree)
+        if copy.layer and any(" all-gather(" in line for line in copy.lines)
+    ]  # fmt: skip
+    assert {copy.found for copy in gathers} == {(1, 1024, 4096), (1, 4096, 1024)}
+    assert {copy.dtype for copy in gathers} == {"bfloat16"}
+    assert all(copy.op_name.endswith("all_gather") for copy in gathers)
+    assert all(copy.source_line.startswith("make_hlo_fixtures.py:") for copy in gathers)
 
 
 def test_each_leaf_is_checked_and_whole_ones_are_not():
@@ -110,7 +317,7 @@ def test_each_leaf_is_checked_and_whole_ones_are_not():
     )
     compiled = compiled.lower(jax.random.key(0)).compile()
     ms.assert_no_full_copy(compiled, {"a": a, "bias": bias})
-    with pytest.raises(AssertionError, match=r"^b has its full shape \(96, 112\)"):
+    with pytest.raises(AssertionError, match=r"^b \(96, 112\) is whole"):
         ms.assert_no_full_copy(compiled, {"a": a, "b": b, "bias": bias})
 
 
@@ -119,8 +326,26 @@ def test_a_piece_that_looks_like_another_whole_is_not_called_a_copy():
     mesh = mesh_of(2, 4)
     a, b = leaf((96, 80), P("data"), mesh), leaf((48, 80), P("data"), mesh)
     compiled = born(jax.nn.initializers.normal(), a, b)
-    with pytest.raises(ValueError, match=r"cannot tell whether this is 1, .* or a piece of 0"):
+    with pytest.raises(ValueError, match=r"cannot tell whether this is 1 .* or a piece of 0"):
         ms.assert_no_full_copy(compiled, [a, b])
+    doubts = ms.full_copies(compiled, [a, b])
+    assert {copy.or_piece_of for copy in doubts} == {"0"} and "1, or a piece of 0" in repr(doubts)
+    gather = jax.jit(lambda b: b * 2, out_shardings=jax.NamedSharding(mesh, P())).lower(b).compile()
+    with pytest.raises(ValueError, match="cannot tell"):  # no more here: it has both shapes
+        ms.assert_no_full_copy(gather, [a, b])
+
+
+def test_a_piece_with_as_many_elements_is_told_by_its_dimensions():
+    """a's piece (60, 64) has as many elements as b, (48, 80)."""
+    mesh = mesh_of(2, 4)
+    a, b = leaf((120, 64), P("data"), mesh), leaf((48, 80), P("data"), mesh)
+    ms.assert_no_full_copy(born(jax.nn.initializers.normal(), a, b), [a, b])
+    whole = jax.NamedSharding(mesh, P())
+    gather = jax.jit(lambda b: b * 2, out_shardings=whole).lower(b).compile()
+    with pytest.raises(AssertionError, match=r"^1 \(48, 80\) is whole"):
+        ms.assert_no_full_copy(gather, [a, b])
+    with pytest.raises(ValueError, match="cannot tell whether this is 1 .* or a piece of 0"):
+        ms.assert_no_full_copy(made_up("  ROOT %y = f32[3840]{0} iota()"), [a, b])
 
 
 def test_flax_modules_are_trees():
@@ -138,7 +363,7 @@ def test_flax_modules_are_trees():
         ms.assert_no_full_copy(compiled, model.kernel)
         ms.assert_no_full_copy(compiled, nnx.get_abstract_model(make, mesh)[1])
         gather = jax.jit(lambda m: m.kernel[...], out_shardings=jax.NamedSharding(mesh, P()))
-        with pytest.raises(AssertionError, match=r"^kernel has its full shape \(48, 80\)"):
+        with pytest.raises(AssertionError, match=r"^kernel \(48, 80\) is whole"):
             ms.assert_no_full_copy(gather.lower(model).compile(), model)
 
 
@@ -153,7 +378,8 @@ def test_bad_arguments_say_what_to_pass():
         (compiled, np.ones((48, 80)), TypeError, r"no array on devices: pass jax.device_put"),
         (compiled, [jax.ShapeDtypeStruct((4,), "int8")], TypeError, "without a sharding"),
         (compiled, jnp.ones((48, 80)), ValueError, "nothing to check"),
-        (compiled, {}, ValueError, "nothing to check"),
+        (compiled, {}, ValueError, "no leaves"),
+        (compiled, None, ValueError, "no leaves"),
     ]:
         with pytest.raises(error, match=says):
             ms.assert_no_full_copy(program, tree)

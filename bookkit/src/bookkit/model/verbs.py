@@ -20,6 +20,7 @@ VERBS = {  # in the order of a day's work
     "matrix": ("stacks.matrix", "run every notebook on other Pythons and releases"),
     "matrix-page": ("stacks.record", "write the page of the matrix from what was recorded"),
     "run-notebook": ("stacks.notebook", "run one notebook, and write down what happened"),
+    "wheel": ("stacks.wheel", "build meshscope twice, check it, and try it alone"),
     "canary": ("site.canary", "build with the newest Sphinx, myst-parser and theme"),
     "bench": ("stacks.bench", "seconds, memory and bytes of chapters and pages"),
 }

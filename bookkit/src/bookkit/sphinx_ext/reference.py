@@ -4,10 +4,13 @@
 """
 
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 from sphinx.application import Sphinx
+
+import meshscope
 
 
 def as_rst(lines: list[str]) -> Iterator[str]:
@@ -36,6 +39,20 @@ def signature(
     return ("", None) if what == "class" else None
 
 
+def public_names(app: Sphinx) -> None:
+    """Let signatures name the classes of meshscope as this page does, by the package.
+
+    A module is private here; `meshscope.Memory` is what readers import, and what links lead to.
+    """
+    for name in meshscope.__all__:
+        if isinstance(found := getattr(meshscope, name), type):
+            # Annotations are looked up in the module of the class: now, while it is known.
+            if found.__module__ != meshscope.__name__ and "__annotations__" in vars(found):
+                found.__annotations__ = typing.get_type_hints(found)
+            found.__module__ = meshscope.__name__
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", public_names)
     app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", signature)

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bookkit.words.catalogues import has_words
 
-# The sentences of meshscope (src/meshscope/drawing.py and its tables); tests compare them with it.
+# The sentences of meshscope that stand alone in a drawing or a table (those of cells do not); tests
+# compare them with the list in src/meshscope/_messages.py.
 MESHSCOPE = (
     # the alternative text of a drawing: all that follows is a part of it
     "{array}: {parts}",
@@ -38,6 +39,7 @@ MESHSCOPE = (
     # drawn below and beside
     "copied over {axes}",
     "copied × {count}",
+    "reduced over {axes}",
     "partial sums over {axes}",
     "varying over {axes}",
     "left to the compiler over {axes}",
@@ -45,6 +47,7 @@ MESHSCOPE = (
     "each device: {shape}",
     "each device ({axes}): {shape}",
     "dim {dim}: {size}",
+    "dim {dim} [{part}]",
     "dim {dim} [{part}] {where}",
     # a table of many leaves
     "{title}, {count} leaves: {rows}",
@@ -55,7 +58,10 @@ MESHSCOPE = (
     "each device",
     # the captions and heads of tables
     "{bytes} bytes per device; {unique} without copies, {total} on all devices",
+    "{bytes} bytes per device and {host} in host memory; {unique} without copies, "
+    "{total} on all devices",
     "{bytes} bytes per device for a compiled program",
+    "{bytes} bytes per device and {host} in host memory for a compiled program",
     "{what}. {program}; another backend may choose differently",
     "{backend} program ({version})",
     "A program given as text",
@@ -64,25 +70,34 @@ MESHSCOPE = (
     "{count} collectives",
     "Second program minus first",
     "No difference",
+    "Nothing is whole on a device",
+    "1 kind of value is whole on a device",
+    "{count} kinds of values are whole on a device",
+    "⋯ {count} more rows",
     "what",
     "shape",
     "placement",
     "bytes per device",
     "kind",
     "axes",
+    "within",
     "payload bytes",
     "wire bytes per device",
-    "count",
     "executions",
     "in loop",
+    "group size",
+    "groups",
     "source",
+    "operation",
+    "found",
+    "lines",
 )
 SAID = {"says", "say", "title"}  # parameters and variables
 DRAWN = re.compile(r"<(text|title|caption|th|b)\b[^<>]*>([^<>]+)</\1>")
 PLACE = re.compile(r"\{(\w+)\}")
 # Where a place may hold less than anything.
 LIMITS = {"array": r"(?:\w*\[[^\]]*\]|(?:Abstract)?Mesh)\s.*?", "part": r"[^;]*?", "axis": r"\S+"}
-LIMITS |= dict.fromkeys(("dim", "count", "all", "bytes", "unique", "total"), r"[\d,.]+")
+LIMITS |= dict.fromkeys(("dim", "count", "all", "bytes", "unique", "total", "host"), r"[\d,.]+")
 LIMITS["size"] = r"[\d,.]+(?: ÷ [^;]+)?"
 
 
@@ -264,5 +279,7 @@ class Translator:
 
 
 LABEL = re.compile(r'(\baria-label=")([^"]*)(")')
-ELEMENT = re.compile(r"(<(text|title|caption|th|b)\b[^<>]*>)(.*?)(</\2>)", re.S)
-PICTURE = re.compile(r"<svg\b.*?</svg>|<table\b.*?</table>", re.S)
+ELEMENT = re.compile(r"(<(text|title|caption|th|b|summary)\b[^<>]*>)(.*?)(</\2>)", re.S)
+PICTURE = re.compile(
+    r"<svg\b.*?</svg>|<table\b.*?</table>|<summary data-message=.*?</summary>", re.S
+)

@@ -1,0 +1,89 @@
+"""What JAX has no public name for, or names differently from release to release.
+
+Nothing else in this package touches a private name of JAX, so that a release that moves one is
+met here. Supported: jax 0.10.2 and newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+# Traced arrays and their types. jax.core exports both names; its documentation lists neither.
+Tracer = jax.core.Tracer
+ShapedArray = jax.core.ShapedArray
+
+
+def unreduced(spec: Any) -> frozenset[str]:
+    """Mesh axes over which a spec still has to be summed: ``{U:…}``."""
+    return frozenset(getattr(spec, "unreduced", None) or ())
+
+
+def reduced(spec: Any) -> frozenset[str]:
+    """Mesh axes over which a spec is a finished sum: ``{R:…}``."""
+    return frozenset(getattr(spec, "reduced", None) or ())
+
+
+def manual_axes(aval: Any) -> dict[str, frozenset[str]]:
+    """Inside ``shard_map``: the axes over which a value varies, is unreduced, is reduced."""
+    manual = getattr(aval, "manual_axis_type", None)
+    varying = getattr(manual, "varying", None) or getattr(aval, "vma", None)
+    found = {
+        "varying": varying,
+        "unreduced": getattr(manual, "unreduced", None),
+        "reduced": getattr(manual, "reduced", None),
+    }
+    return {what: frozenset(axes or ()) for what, axes in found.items()}
+
+
+def device_order(sharding: Sharding) -> tuple[jax.Device, ...] | None:
+    """The devices of a sharding in the order in which its programs number them."""
+    if isinstance(sharding, NamedSharding):
+        return tuple(sharding.mesh.devices.flat) if isinstance(sharding.mesh, Mesh) else None
+    found = getattr(sharding, "_device_assignment", None)
+    return tuple(found) if found else None
+
+
+def bits(dtype: Any) -> int:
+    """Bits of one element where it is stored packed, as XLA stores it: 4 for int4."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).bits)  # type: ignore[no-untyped-call]
+    if jnp.issubdtype(dtype, jnp.floating):
+        return int(jnp.finfo(dtype).bits)  # type: ignore[no-untyped-call]
+    return 8 * int(dtype.itemsize)
+
+
+def default_memory(device: jax.Device) -> str | None:
+    """The kind of memory that arrays of a device are in when nobody says another."""
+    try:
+        return str(device.default_memory().kind)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None  # a device without memory of its own, such as one that is only compiled for
+
+
+def is_deleted(x: Any) -> bool:
+    """Is it an array whose buffers were given away (donated) or freed?"""
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer) and bool(x.is_deleted())
+
+
+def buffers(x: jax.Array) -> Iterator[tuple[jax.Device, tuple[Any, ...], Hashable]]:
+    """(device, place in the array, identity of the memory) of each piece that this process sees.
+
+    The identity is an address, and with it the shape: a smaller piece may begin where a larger
+    one does.
+    """
+    for shard in x.addressable_shards:
+        piece = shard.data
+        try:
+            address: Hashable = piece.unsafe_buffer_pointer()
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+            address = ("array", id(x))  # this backend does not tell: its own memory
+        try:
+            index: tuple[Any, ...] = tuple((s.start, s.stop) for s in shard.index)
+        except NotImplementedError:  # partial sums: each device has its own values
+            index = (shard.device.id,)
+        yield shard.device, index, (shard.device, address, piece.shape, str(piece.dtype))

@@ -1,0 +1,183 @@
+"""Drawings and tables as they were looked at, in fixtures/gallery: one file each.
+
+    python tests/meshscope/gallery.py       writes them again; `git diff` shows what changed
+
+A change of any of them is meant, and seen in a browser first, or it is a mistake.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+
+FOLDER = pathlib.Path(__file__).parent / "fixtures" / "gallery"
+
+
+def drawings():
+    """(name, drawing): every kind of array, mesh and tree, and everything that a drawing says."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import meshscope as ms
+
+    def mesh_of(*sizes, names=("data", "model", "stage"), kind=AxisType.Auto, order=range(8)):
+        devices = np.array(jax.devices())[list(order)[: np.prod(sizes)]].reshape(sizes)
+        return Mesh(devices, names[: len(sizes)], axis_types=(kind,) * len(sizes))
+
+    def shape(spec, *sizes, mesh=None, dtype="float32"):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh or mesh_of(2, 4), spec))
+
+    def abstract(*sizes, names=("data", "model", "stage"), kind=AxisType.Auto):
+        return AbstractMesh(sizes, names[: len(sizes)], axis_types=(kind,) * len(sizes))
+
+    cube, line = mesh_of(2, 2, 2), mesh_of(8)
+    explicit = mesh_of(2, 4, kind=AxisType.Explicit)
+    yield "mesh", ms.show(mesh_of(2, 4), "a mesh")
+    yield "mesh-line", ms.show(line)
+    yield "mesh-cube", ms.show(cube)
+    yield "mesh-order", ms.show(mesh_of(4, 2, names=("rows", "Y"), order=[3, 1, 4, 0, 5, 7, 2, 6]))
+    yield "mesh-abstract", ms.show(abstract(2, 4, kind=AxisType.Explicit))
+    yield "mesh-large", ms.show(abstract(4, 64))
+    yield "mesh-seven-axes", ms.show(abstract(*(1,) * 7, names=tuple("abcdefg")))
+    yield "whole", ms.show(shape(P(), 8, 16))
+    yield "rows", ms.show(shape(P("data"), 8, 16), "rows over data")
+    yield "columns", ms.show(shape(P(None, "model"), 8, 16))
+    yield "both", ms.show(shape(P("data", "model"), 8, 16))
+    yield "both-on-one", ms.show(shape(P(None, ("model", "data")), 8, 16))
+    yield "scalar", ms.show(shape(P()), "one")
+    yield "vector", ms.show(shape(P("model"), 16))
+    yield "vector-whole", ms.show(shape(P(), 16))
+    yield "three-dimensions", ms.show(shape(P(("data", "model")), 8, 16, 4), "three")
+    yield "panels", ms.show(shape(P("data", "model", "stage"), 8, 16, 4, mesh=cube))
+    yield "panels-and-whole", ms.show(shape(P("data", "model", "stage", None), 8, 16, 4, 2, mesh=cube))
+    yield "two-leading", ms.show(
+        shape(P("data", "model", "stage", "seq"), 2, 4, 4, 8,
+              mesh=abstract(2, 2, 2, 2, names=("data", "model", "stage", "seq"))))  # fmt: skip
+    yield "middle", ms.show(shape(P(None, "model"), 2, 8, 3))
+    yield "many-cells", ms.show(((4096, 4096), NamedSharding(abstract(16, 16), P("data", "model"))))
+    yield "left-out", ms.show(((512, 512), NamedSharding(abstract(4, 64), P(("data", "model")))))
+    yield "left-out-columns", ms.show(((512, 512), NamedSharding(abstract(4, 64), P(None, ("model", "data")))))
+    yield "left-out-panels", ms.show(
+        ((64, 8, 8), NamedSharding(abstract(64, 2, 2), P("data", "model", "stage"))))
+    yield "narrow", ms.show(((16, 64), NamedSharding(abstract(2, 8), P("data", "model"))))
+    yield "numbers-thinned", ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model"))))
+    yield "nothing", ms.show(shape(P("data"), 0, 16))
+    yield "unnamed-axes", ms.show(shape(P("Y"), 8, 16, mesh=mesh_of(2, 4, names=("rows", "Y"))))
+    yield "one-device", ms.show(jnp.ones((4, 4)))
+    yield "tree", ms.show({"w": shape(P("data"), 8, 16), "b": shape(P("model"), 16)}, "parameters")
+    yield "tree-untitled", ms.show([shape(P("data"), 8, 16), shape(P("model"), 16)])
+    yield "table", ms.show({f"w{n:02}": shape(P("data"), 8, 16) for n in range(13)}, "thirteen")
+    yield "table-long", ms.show({f"w{n:02}": shape(P(), 8) for n in range(75)})
+    yield "palette", ms.show(shape(P("data", "model"), 8, 16), palette={"data": "#123456"})
+    yield "markup", ms.show(shape(P("a<b"), 8, mesh=mesh_of(8, names=("a<b",))), '<i> & "x" \'y\'')
+
+    seen = []
+
+    def note(x):
+        seen.append(ms.show(x))
+        return x
+
+    rows = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(explicit, P("data")))
+    jax.jit(note)(rows)
+    yield "traced", seen.pop()
+    jax.shard_map(note, mesh=explicit, in_specs=P("data"), out_specs=P("data"))(rows)
+    yield "varying", seen.pop()
+    types = (AxisType.Explicit, AxisType.Auto)
+    mixed = Mesh(explicit.devices, ("data", "model"), axis_types=types)
+    jax.jit(note)(jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mixed, P("data"))))
+    yield "left-to-the-compiler", seen.pop()
+    with jax.set_mesh(explicit):
+        x = jax.device_put(np.ones((8, 16), np.float32), P(None, "model"))
+        y = jax.device_put(np.ones((16, 8), np.float32), P("model", None))
+        yield "partial-sums", ms.show(jnp.dot(x, y, out_sharding=P(None, None, unreduced={"model"})))
+        whole = jax.device_put(np.ones((8, 16), np.float32), P())
+        yield "reduced", ms.show(jax.reshard(whole, P(reduced={"data"})))
+    from jax._src.sharding_impls import GSPMDSharding  # only instances are public
+
+    for name, spec in [("positional", P("data", "model", "stage")), ("positional-copies", P("data"))]:
+        lost = NamedSharding(cube, spec)._to_xla_hlo_sharding(3)
+        sharding = GSPMDSharding(tuple(cube.devices.flat), lost)
+        yield name, ms.show(jax.device_put(np.ones((8, 8, 8), np.float32), sharding))
+
+
+def tables():
+    """(name, result): one of each kind of table, and of each thing that one may say."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import meshscope as ms
+
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def shape(spec, *sizes, kind=None, dtype="float32"):
+        sharding = NamedSharding(mesh, spec, memory_kind=kind)
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+    def compiled(f, *inputs, out=None):
+        out = NamedSharding(mesh, out or P())
+        return jax.jit(f, out_shardings=out).lower(*inputs).compile()
+
+    w, b = shape(P("data", "model"), 8, 16), shape(P(), 16)
+    yield "memory", ms.memory({"w": w, "b": b})
+    yield "memory-one", ms.memory(w)
+    yield "memory-host", ms.memory({"moments": shape(P("data"), 8, 16, kind="pinned_host"), "w": w})
+    x = jax.device_put(np.ones((8, 16), np.float32), w.sharding) + 0
+    yield "memory-shared", ms.memory({"x": x, "tied": x, "one": jnp.ones(8)})
+    yield "memory-shared-in-a-row", ms.memory([x, x])
+    x.delete()
+    yield "memory-deleted", ms.memory(x)
+    yield "memory-long", ms.memory({f"w{n:02}": shape(P("data"), 2 * (13 - n), 16) for n in range(13)})
+    yield "memory-twelve", ms.memory({f"w{n:02}": b for n in range(12)})
+    yield "memory-markup", ms.memory({'<b> & "x"': shape(P("data"), 1000)})
+    total = compiled(lambda w: w.sum(0), w)
+    yield "program-host", ms.ProgramMemory(64, 32, 16, 8, 4096, 1024, 512, 256)
+    yield "program", ms.ProgramMemory(64_000, 32, 16, 8)
+    rows = ms.collectives(total)
+    yield "collectives", rows
+    yield "collectives-one", rows[:1]
+    yield "collectives-none", rows[:0]
+    yield "collectives-text", ms.collectives(total.as_text(), mesh)
+    fields = ("kind", "axes", "dtype", "shape", "payload_bytes", "executions", "inside_loop",
+              "op_name", "source_line", "within", "groups", "group_size", "wire_bytes")  # fmt: skip
+    yield "by-everything", rows.by(*fields)
+    yield "by-one", rows.by("inside_loop")
+    yield "no-difference", ms.diff(rows, rows)
+    yield "difference", ms.diff(rows[:0], rows)
+    yield "whole-nothing", ms.full_copies(total, {"w": shape(P("data"), 48, 80)})
+    line = ("(w (48, 80)", "%all-gather.1 = f32[48,80]{1,0} all-gather(%p)")
+    copies = [
+        ms.FullCopy(("w", "v"), (48, 80), False, (48, 80), "float32", "jit(f)/dot", "f.py:3", line, None),
+        ms.FullCopy(("stack",), (96, 384), True, (36864,), "int8", "", None, line[:1], None),
+        ms.FullCopy(("b",), (48, 80), False, (48, 80), "float32", "", None, line, "a"),
+        ms.FullCopy(("",), (48, 80), False, (1, 48, 80), "bfloat16", "", "f.py:4", line, None),
+    ]
+    yield "whole", ms.FullCopies(copies)
+    yield "whole-one", ms.FullCopies(copies[:1])
+
+
+def files():
+    """What each file of the gallery holds."""
+    for name, drawing in drawings():
+        yield f"{name}.svg", drawing.svg + "\n"
+        yield f"{name}.txt", drawing.text + "\n"
+    for name, result in tables():
+        for ending, text in ((".table.html", result._repr_html_()), (".table.txt", repr(result))):
+            text = re.sub(r"\(jax [\d.]+\)", "(jax 0.0)", text)
+            text = re.sub(r'"version":"jax [\d.]+"', '"version":"jax 0.0"', text)
+            text = re.sub(r"gallery\.py:\d+", "gallery.py:1", text)
+            yield name + ending, text + "\n"
+
+
+if __name__ == "__main__":
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    for name, text in files():
+        (FOLDER / name).write_text(text, encoding="utf-8", newline="\n")
+    print(f"{len(list(FOLDER.iterdir()))} files in {FOLDER}")
