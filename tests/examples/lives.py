@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import tensorstore
 
-from bookkit.model.book import ROOT
-
+ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train.py"
 SPEED = "images_per_second"  # the one column that differs from run to run
 

@@ -15,10 +15,10 @@ import termios
 import lives
 import numpy as np
 import pytest
+from lives import ROOT
 
 import model
 import train
-from bookkit.model.book import ROOT
 
 STEPS = 46  # two epochs of 23 batches; the last batch of each has 29 rows instead of 64
 EVERY_STEP = ["--steps", STEPS, "--log-every", 1, "--save-every", 20]

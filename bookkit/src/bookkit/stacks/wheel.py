@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from email.parser import Parser
 from pathlib import Path
 
-from bookkit.model.book import ROOT, Problem
+from bookkit.model.book import Problem, find_root
 
 TOOLS = ("twine==7.0.0", "check-wheel-contents==0.6.3")
 PARTS = ("src/meshscope", "pyproject.toml", "LICENSE")
@@ -146,7 +146,7 @@ def pinned(root: Path, target: Path) -> Path:
     return target
 
 
-def build(root: Path = ROOT) -> tuple[Path, Path]:
+def build(root: Path) -> tuple[Path, Path]:
     """The wheel and the source archive, both checked, in _build/wheel/dist."""
     work = root / "_build" / "wheel"
     settings = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["build-system"]
@@ -182,7 +182,7 @@ def build(root: Path = ROOT) -> tuple[Path, Path]:
     return dist / wheel.name, dist / archive.name
 
 
-def try_alone(wheel: Path, root: Path = ROOT) -> str:
+def try_alone(wheel: Path, root: Path) -> str:
     """Install a wheel with what it needs and nothing else, and run its examples. What they said."""
     constraints = pinned(root, root / "_build" / "wheel" / "constraints.txt")
     python = environment(
@@ -199,10 +199,11 @@ def try_alone(wheel: Path, root: Path = ROOT) -> str:
     ).strip()
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(prog="bookkit wheel", description=__doc__.split("\n")[0]).parse_args(
         arguments
     )
+    root = find_root()
     wheel, archive = build(root)
     said = try_alone(wheel, root)
     for path in (wheel, archive):
