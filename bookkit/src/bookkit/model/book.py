@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -98,11 +100,17 @@ class Book:
         return [str(page).removesuffix(".md") for page in self.toc]
 
     def kind(self, page: str) -> str:
-        """A chapter is executed; a reference stands in that part of _toc.yml; all else is a page."""
-        if page in self.chapters:
+        """A chapter has a number; a reference stands in that part of _toc.yml; all else is a page."""
+        if page in self.chapters and re.match(r"\d\d-", page.rsplit("/", 1)[-1]):
             return "chapter"
         parts = {file: part.caption for part in self.toc.root.subtrees for file in part.files()}
         return "reference" if parts.get(page) == "Reference" else "page"
+
+    @cached_property
+    def exceptions(self) -> dict[str, list[str]]:
+        """Pages that do not follow a rule yet, by what they lack; see tests/exceptions.toml."""
+        path = self.root / "tests" / "exceptions.toml"
+        return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
 
     def source(self, page: str) -> Path:
         return self.root / f"{page}.md"

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
 import jupytext
 
 from bookkit.model.book import Book, find_root, is_notebook
+
+
+CHECKED = "Checked: "  # what the title of a proof begins with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,29 @@ class Cell:
         """The rest of the first tag that starts with prefix: "check-specs" → "specs"."""
         return next((tag[len(prefix) :] for tag in self.tags if tag.startswith(prefix)), None)
 
+    @property
+    def slug(self) -> str | None:
+        """The name that faults, rows and links call this cell by: its tag id-SLUG."""
+        return self.tagged("id-")
+
+    @property
+    def is_proof(self) -> bool:
+        """Does it prove what the cells before it show? Readers see its claim, and may unfold it."""
+        return "proof" in self.tags
+
+    @property
+    def title(self) -> str | None:
+        """What Colab shows in place of a folded cell: its first line `# @title …`."""
+        found = re.match(r"# @title (.+)", self.source)
+        return found[1].strip() if found else None
+
+    @property
+    def claim(self) -> str | None:
+        """What a proof says that it checked, one sentence."""
+        if not self.is_proof or not (self.title or "").startswith(CHECKED):
+            return None
+        return str(self.title).removeprefix(CHECKED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Chapter:
@@ -53,6 +80,15 @@ class Chapter:
     @property
     def markdown(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.kind == "markdown"]
+
+    @property
+    def shown(self) -> list[Cell]:
+        """The code cells that teach; they run without those that prove."""
+        return [cell for cell in self.code if not cell.is_proof]
+
+    def named(self, slug: str) -> Cell | None:
+        """The code cell tagged id-SLUG."""
+        return next((cell for cell in self.code if cell.slug == slug), None)
 
     def holding(self, piece: str) -> list[Cell]:
         """The code cells that contain this piece of text."""
