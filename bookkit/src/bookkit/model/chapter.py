@@ -16,7 +16,6 @@ import jupytext
 
 from bookkit.model.book import Book, find_root, is_notebook
 
-
 CHECKED = "Checked: "  # what the title of a proof begins with
 
 
