@@ -141,14 +141,14 @@ def communication_bound():
         PAGE["math"].prod(shape) for name, shape in PAGE["weight_shapes"](m).items() if "_L" in name
     )
     layer //= m.L
-    limit = round(h100.C / h100.W)
-    wire = 2 * layer / h100.W * 1e3  # ms
+    limit = round(h100.flops / h100.wire)
+    wire = 2 * layer / h100.wire * 1e3  # ms
     left, scale = 66, 294 / 2.0  # px for a millisecond
     drawn = [text(0, 12, "tokens per device", 12), text(360, 12, "time →", 11, "end")]
     spoken = []
     for number, tokens in enumerate((1024, limit, 4096)):
         y = 30 + 62 * number
-        arithmetic = 2 * layer * tokens / h100.C * 1e3
+        arithmetic = 2 * layer * tokens / h100.flops * 1e3
         drawn.append(text(0, y + 20, f"{tokens:,}", 14, bold=True))
         for i, (name, ms, fill, opacity) in enumerate(
             [("wire", wire, DATA, 1), ("arithmetic", arithmetic, INK, 0.4)]
