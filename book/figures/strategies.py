@@ -1,0 +1,183 @@
+"""Figures of the page about strategies: memory in training, what is divided, what is moved."""
+
+from kit import DATA, INK, MODEL, figure, frame, line, rect, shape, text, write
+from page_cells import run_cells
+
+PAGE = run_cells("strategies", "models", "weights", "bytes", "divides", "per-device", "machines")
+MODELS = {"1B": PAGE["llama_1b"], "8B": PAGE["llama_8b"]}
+TOKENS = 4096
+SHADES = {"weights": 0.9, "gradients": 0.66, "masters": 0.44, "moments": 0.25, "activations": 0.1}
+DEVICES = {16: "TPU v5e", 80: "H100", 192: "TPU7x"}  # GB
+
+
+def parts_of(m):
+    """{what is stored: GB} on one device that trains the model alone."""
+    gb = {name: size * PAGE["count"](m) / 1e9 for name, size in PAGE["STATE"].items()}
+    gb["activations"] = (PAGE["layer_inputs"](m, TOKENS) + PAGE["logits"](m, TOKENS)) / 1e9
+    return gb
+
+
+def training_memory():
+    """Two stacked bars, three lines, and a key that is also the table of numbers."""
+    left, right, most, tall = 30, 356, 200, 34
+    scale = (right - left) / most
+    stored = {name: parts_of(m) for name, m in MODELS.items()}
+    drawn = []
+    for gb, device in DEVICES.items():
+        x = left + gb * scale
+        drawn.append(line([(x, 34), (x, 136)], more=' stroke-dasharray="3 3"'))
+        anchor = "start" if gb == 16 else "middle" if gb == 80 else "end"
+        at = x - 4 if gb == 16 else x
+        drawn += [text(at, 12, f"{gb} GB", 12, anchor, bold=True), text(at, 27, device, 11, anchor)]
+    for number, (name, gb) in enumerate(stored.items()):
+        x, y = left, 44 + 48 * number
+        drawn.append(text(0, y + 22, name, 14, bold=True))
+        for part, size in gb.items():
+            drawn.append(rect(x, y, size * scale, tall, INK, SHADES[part]))
+            x += size * scale
+        drawn.append(frame(left, y, x - left, tall, opacity=0.7))
+        drawn.append(text(x + 5, y + 22, f"{sum(gb.values()):.1f} GB", 12, bold=True))
+    y = 164
+    drawn += [text(220, y, "1B", 12, "end", True), text(300, y, "8B", 12, "end", True)]
+    for part, shade in SHADES.items():
+        y += 18
+        drawn += [rect(left, y - 10, 12, 12, INK, shade), frame(left, y - 10, 12, 12, opacity=0.7)]
+        drawn.append(text(left + 19, y, part, 12))
+        for x, gb in zip((220, 300), stored.values(), strict=True):
+            drawn.append(text(x, y, f"{gb[part]:.1f} GB", 12, "end"))
+    y += 20
+    drawn.append(text(left + 19, y, "together", 12, bold=True))
+    for x, gb in zip((220, 300), stored.values(), strict=True):
+        drawn.append(text(x, y, f"{sum(gb.values()):.1f} GB", 12, "end", True))
+    spoken = ". ".join(
+        f"{name}: {sum(gb.values()):.1f} GB, of which "
+        + ", ".join(f"{part} {size:.1f}" for part, size in gb.items())
+        for name, gb in stored.items()
+    )
+    says = (
+        "Two stacked bars of memory in GB, with lines at 16, 80 and 192 GB. "
+        f"{spoken}. The 1B model fits 80 GB but not 16; the 8B model fits 192 GB but not 80."
+    )
+    return figure(360, y + 8, says, drawn)
+
+
+COLUMNS = ["batch", "weights", "gradients", "optimizer"]
+SIDE, GAP, LEFT, TOP = 42, 23, 72, 34
+HEADINGS = {
+    "data parallel": ["Data", "parallel"],
+    "ZeRO-1": ["ZeRO-1"],
+    "FSDP": ["FSDP"],
+    "tensor": ["Tensor", "parallel"],
+    "FSDP x tensor": ["FSDP", "× tensor"],
+}
+
+
+def pieces(strategy, column):
+    """Into how many rows and columns a strategy divides what is stored."""
+    by = PAGE["strategies"][strategy]
+    if column == "batch":
+        return by.examples, 1
+    share = getattr(by, column)
+    if share > 1 and strategy == "FSDP x tensor":
+        return by.examples, share // by.examples
+    return (1, share) if strategy == "tensor" else (share, 1)
+
+
+def tile(x, y, rows, columns):
+    """A stored thing with its cuts, and the piece of device 0."""
+    drawn, w, h = [], SIDE / columns, SIDE / rows
+    if rows == columns == 1:
+        drawn.append(rect(x, y, SIDE, SIDE, INK, 0.4))
+    elif columns == 1:
+        drawn.append(rect(x, y, w, h, DATA))
+    elif rows == 1:
+        drawn.append(rect(x, y, w, h, MODEL))
+    else:  # divided along both axes: half of the piece in the colour of each
+        drawn.append(shape([(x, y), (x + w, y), (x, y + h)], DATA))
+        drawn.append(shape([(x + w, y), (x + w, y + h), (x, y + h)], MODEL))
+    for i in range(1, rows):
+        drawn.append(line([(x, y + h * i), (x + SIDE, y + h * i)], DATA, 0.9))
+    for j in range(1, columns):
+        drawn.append(line([(x + w * j, y), (x + w * j, y + SIDE)], MODEL, 0.9))
+    drawn.append(frame(x, y, SIDE, SIDE, opacity=0.6))
+    share = "all" if rows * columns == 1 else f"1/{rows * columns}"
+    drawn.append(text(x + SIDE / 2, y + SIDE + 13, share, 11, "middle"))
+    return drawn
+
+
+def strategy_grid():
+    """Rows are strategies, columns are what training stores; on the right the sum in GB."""
+    drawn, spoken = [text(360, 16, "GB", 12, "end", True)], []
+    for number, column in enumerate(COLUMNS):
+        x = LEFT + (SIDE + GAP) * number + SIDE / 2
+        drawn.append(text(x, 16, column, 11, "middle", True))
+    for row, (name, by) in enumerate(PAGE["strategies"].items()):
+        y = TOP + (SIDE + 26) * row
+        for i, word in enumerate(HEADINGS[name]):
+            drawn.append(text(0, y + 18 + 14 * i, word, 12, bold=True))
+        for number, column in enumerate(COLUMNS):
+            drawn += tile(LEFT + (SIDE + GAP) * number, y, *pieces(name, column))
+        state = PAGE["state_per_device"](MODELS["8B"], by)
+        total = (state + PAGE["activations_per_device"](MODELS["8B"], by, 8 * TOKENS)) / 1e9
+        drawn.append(text(360, y + 25, f"{total:.1f}", 13, "end", True))
+        shares = [rows * columns for rows, columns in (pieces(name, c) for c in COLUMNS)]
+        held = ", ".join(
+            f"{column} {'all' if share == 1 else f'1/{share}'}"
+            for column, share in zip(COLUMNS, shares, strict=True)
+        )
+        spoken.append(f"{' '.join(HEADINGS[name])}: {held}, together {total:.1f} GB")
+    says = (
+        "A grid of small squares: rows are strategies on eight devices, columns are what training "
+        "stores, and each square shows how it is divided and what device 0 holds. "
+        f"{'. '.join(spoken)}."
+    )
+    return figure(360, TOP + (SIDE + 26) * len(PAGE["strategies"]) - 6, says, drawn)
+
+
+def communication_bound():
+    """For three numbers of tokens: the wire's time, which stays, and the arithmetic's."""
+    h100, m = PAGE["machines"]["H100, in a server"], MODELS["8B"]
+    layer = sum(
+        PAGE["math"].prod(shape) for name, shape in PAGE["weight_shapes"](m).items() if "_L" in name
+    )
+    layer //= m.L
+    limit = round(h100.flops / h100.wire)
+    wire = 2 * layer / h100.wire * 1e3  # ms
+    left, scale = 66, 294 / 2.0  # px for a millisecond
+    drawn = [text(0, 12, "tokens per device", 12), text(360, 12, "time →", 11, "end")]
+    spoken = []
+    for number, tokens in enumerate((1024, limit, 4096)):
+        y = 30 + 62 * number
+        arithmetic = 2 * layer * tokens / h100.flops * 1e3
+        drawn.append(text(0, y + 20, f"{tokens:,}", 14, bold=True))
+        for i, (name, ms, fill, opacity) in enumerate(
+            [("wire", wire, DATA, 1), ("arithmetic", arithmetic, INK, 0.4)]
+        ):
+            drawn.append(rect(left, y + 21 * i, ms * scale, 17, fill, opacity))
+            inside = ms * scale > 200
+            x = left + 6 if inside else left + max(ms, wire) * scale + 5
+            drawn.append(text(x, y + 13 + 21 * i, f"{name} {ms:.2f} ms", 11))
+        if wire > arithmetic * 1.01:
+            x, to = left + arithmetic * scale, left + wire * scale
+            drawn.append(frame(x, y + 21, to - x, 17, opacity=0.8, dashed=True))
+            drawn.append(text((x + to) / 2, y + 34, "waits", 11, "middle"))
+        spoken.append(f"{tokens:,} tokens: wire {wire:.2f} ms, arithmetic {arithmetic:.2f} ms")
+    says = (
+        "Bars of time for one layer of the 8B model with FSDP on H100s, for three numbers of "
+        f"tokens per device. {'. '.join(spoken)}. The wire takes the same time in all three; at "
+        f"1,024 tokens the arithmetic is shorter and the device waits, from {limit:,} on the wire "
+        "is covered."
+    )
+    return figure(360, 30 + 62 * 3 - 14, says, drawn)
+
+
+def draw():
+    return {
+        "training_memory": training_memory(),
+        "strategy_grid": strategy_grid(),
+        "communication_bound": communication_bound(),
+    }
+
+
+if __name__ == "__main__":
+    write(draw())

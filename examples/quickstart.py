@@ -1,0 +1,77 @@
+"""Quick start: the same training on one device, data parallel, and with FSDP.
+
+Needs JAX 0.7 or newer, and any number of devices from one up:
+
+    python examples/quickstart.py
+
+Each `# %%` begins a cell of the page "Quick start", book/quickstart.md, which shows this file.
+"""
+# ruff: noqa: E402 (an import stands where its cell needs it)
+
+# %%
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # only where there is no GPU or TPU
+import jax
+import numpy as np
+
+assert jax.__version_info__ >= (0, 7), "JAX is older than 0.7: pip install -U jax"
+n = jax.device_count()
+print(f"jax {jax.__version__}, {n} devices: {jax.devices()[0].device_kind}")
+
+# %%
+D = np.lcm(96, n)  # 96 numbers in an example (more where n does not divide 96)
+rng = np.random.default_rng(0)
+x_BD = rng.random((64 * n, D))  # one batch: 64 examples for each device
+start = {
+    "w_DF": rng.normal(0, 0.02, (D, 4 * D)),
+    "w_FD": rng.normal(0, 0.02, (4 * D, D)),
+}
+
+
+# %%
+def loss_of(weights, x_BD, y_BD, rows):
+    h_BF = jax.nn.relu(x_BD @ weights["w_DF"])
+    h_BF = jax.lax.with_sharding_constraint(h_BF, rows)  # examples stay where they are
+    return ((h_BF @ weights["w_FD"] - y_BD) ** 2).mean()
+
+
+def step(weights, x_BD, y_BD, rows):
+    loss, grads = jax.value_and_grad(loss_of)(weights, x_BD, y_BD, rows)
+    return jax.tree.map(lambda w, g: w - g, weights, grads), loss
+
+
+# %%
+def train(where, rows):
+    weights = jax.device_put(start, where)
+    batch = jax.device_put((x_BD, np.sort(x_BD)), rows)  # the task: sort the numbers
+    run = jax.jit(step, static_argnums=3, donate_argnums=0, out_shardings=(where, None))
+    for i in range(4):
+        weights, loss = run(weights, *batch, rows)
+        print(f"step {i}: loss {loss:.6f}")
+    print("w_DF on each device:", weights["w_DF"].addressable_shards[0].data.shape)
+
+
+device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+train(where=device, rows=device)
+
+# %%
+mesh = jax.make_mesh((n,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+rows = jax.NamedSharding(mesh, jax.P("data"))
+train(where=jax.NamedSharding(mesh, jax.P()), rows=rows)
+
+# %%
+train(where=rows, rows=rows)
+
+# %%
+try:
+    import optax
+    from flax import nnx
+except ImportError:
+    print("Flax NNX cannot be imported here: pip install -U flax, then restart")
+else:
+    layer = jax.device_put(nnx.Linear(D, 4 * D, rngs=nnx.Rngs(0)), rows)
+    optimizer = nnx.Optimizer(layer, optax.adam(1e-3), wrt=nnx.Param)
+    arrays = jax.tree.leaves((layer, optimizer))
+    held = sum(array.addressable_shards[0].data.nbytes for array in arrays)
+    print(f"each device holds {held:,} of {sum(a.nbytes for a in arrays):,} bytes")
