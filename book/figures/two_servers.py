@@ -6,7 +6,7 @@ through its devices: thick where it stays in a server, thin where it crosses.
 
 from itertools import pairwise
 
-from kit import INK, MODEL, figure, frame, line, rect, text, write
+from kit import INK, MODEL, figure, frame, line, text, write
 
 PER_SERVER = 4
 MESHES = {  # rows of the mesh: the groups along model
