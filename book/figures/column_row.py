@@ -4,13 +4,14 @@ Blocks as device 1 of four has them, for the sizes of the page on sharded matmul
 product leaves partial sums, and the figure says which all-reduce adds them.
 """
 
-from kit import DATA, INK, figure, frame, line, rect, text, write
+from kit import INK, figure, frame, line, rect, text, write
 
+AXIS_X = "var(--ms-axis-2,#8a6ae0)"  # the colour that meshscope gives an axis X
 N, DEVICE = 4, 1
 B, D, F = 16, 64, 256
 FLOAT = 4  # bytes
 SIDE = {"B": 18, "D": 22, "F": 66}  # px, compressed
-AXIS = f'<tspan fill="{DATA}" font-weight="600" font-size="11" dy="3">X</tspan>'
+AXIS = f'<tspan fill="{AXIS_X}" font-weight="600" font-size="11" dy="3">X</tspan>'
 LEFT, RIGHT = 0, 186  # the two orders
 
 
@@ -23,7 +24,7 @@ def block(x, y, rows, columns, cut="", partial=False):
     width, height = SIDE[columns], SIDE[rows]
     drawn = []
     if partial:
-        drawn.append(rect(x, y, width, height, DATA, 0.22))
+        drawn.append(rect(x, y, width, height, AXIS_X, 0.22))
     elif not cut:
         drawn.append(rect(x, y, width, height, INK, 0.28))
     else:
@@ -32,10 +33,10 @@ def block(x, y, rows, columns, cut="", partial=False):
         for n in range(N):
             left, top = (x + w * n, y) if across else (x, y + h * n)
             if n == DEVICE:
-                drawn.append(rect(left, top, w, h, DATA))
+                drawn.append(rect(left, top, w, h, AXIS_X))
             if n:
                 end = (left, top + h) if across else (left + w, top)
-                drawn.append(line([(left, top), end], DATA, 0.7, ' stroke-opacity=".6"'))
+                drawn.append(line([(left, top), end], AXIS_X, 0.7, ' stroke-opacity=".6"'))
     return [*drawn, frame(x, y, width, height, INK, 0.8, 0.5)]
 
 
@@ -58,7 +59,7 @@ def reduced(x, y, name, size):
     """An all-reduce, with a bar as long as its bytes."""
     return [
         text(x, y, f"all-reduce {name}", 12, bold=True),
-        rect(x, y + 6, 172 * size / sent(B, F), 8, DATA, 0.5, 2),
+        rect(x, y + 6, 172 * size / sent(B, F), 8, AXIS_X, 0.5, 2),
         text(x, y + 30, f"sends {size:,} bytes", 12),
     ]
 

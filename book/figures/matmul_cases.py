@@ -8,8 +8,9 @@ for the sizes of the page on sharded matmuls.
 from fractions import Fraction
 from typing import NamedTuple
 
-from kit import DATA, INK, figure, frame, line, rect, text, write
+from kit import INK, figure, frame, line, rect, text, write
 
+AXIS_X = "var(--ms-axis-2,#8a6ae0)"  # the colour that meshscope gives an axis X
 N, DEVICE = 4, 1
 SIZE = {"I": 64, "J": 512, "K": 192}
 DIMS = {"A": "IJ", "B": "JK", "C": "IK"}
@@ -101,7 +102,7 @@ def block(x, y, rows, columns, held):
     width, height = SIDE[columns], SIDE[rows]
     light = 0.36
     if not held.cut:
-        fill, opacity = (DATA, light) if held.summed else (INK, 0.28)
+        fill, opacity = (AXIS_X, light) if held.summed else (INK, 0.28)
         return [rect(x, y, width, height, fill, opacity)]
     across = held.cut == columns
     w, h = (width / N, height) if across else (width, height / N)
@@ -110,25 +111,25 @@ def block(x, y, rows, columns, held):
         left, top = (x + w * piece, y) if across else (x, y + h * piece)
         if piece == DEVICE:
             if held.rest == "received piece":  # a quarter of it was here, the rest arrived
-                drawn.append(rect(left, top, w, h, DATA, light))
+                drawn.append(rect(left, top, w, h, AXIS_X, light))
                 own = w / N
-                drawn.append(rect(left + own * DEVICE, top, own, h, DATA))
+                drawn.append(rect(left + own * DEVICE, top, own, h, AXIS_X))
             else:
-                drawn.append(rect(left, top, w, h, DATA, light if held.summed else 1))
+                drawn.append(rect(left, top, w, h, AXIS_X, light if held.summed else 1))
         elif held.rest == "received":
-            drawn.append(rect(left, top, w, h, DATA, light))
+            drawn.append(rect(left, top, w, h, AXIS_X, light))
         elif held.rest == "unused":
             drawn.append(rect(left, top, w, h, INK, 0.1))
         if piece:
             start = (left, top)
             end = (left, top + h) if across else (left + w, top)
-            drawn.append(line([start, end], DATA, 0.7, ' stroke-opacity=".6"'))
+            drawn.append(line([start, end], AXIS_X, 0.7, ' stroke-opacity=".6"'))
     return drawn + [frame(x, y, width, height, INK, 0.8, 0.5)]
 
 
 def spec(name, held):
     """A[I_X, J], with the axis as a blue subscript."""
-    axis = f'<tspan fill="{DATA}" font-weight="600" font-size="11" dy="3">X</tspan>'
+    axis = f'<tspan fill="{AXIS_X}" font-weight="600" font-size="11" dy="3">X</tspan>'
     sharded = held.cut if held.rest != "received" else ""  # what was received makes it whole
     words = ", ".join(DIMS[name])
     before, found, after = words.partition(sharded) if sharded else (words, "", "")
@@ -165,8 +166,8 @@ def way_row(y, way):
 def key():
     drawn, x = [text(0, 13, f"On device {DEVICE} of {N}:", 12)], 114
     for fill, opacity, words in [
-        (DATA, 1, "its piece"),
-        (DATA, 0.36, "received"),
+        (AXIS_X, 1, "its piece"),
+        (AXIS_X, 0.36, "received"),
         (INK, 0.28, "whole copy"),
     ]:
         drawn += [rect(x, 4, 10, 10, fill, opacity), text(x + 14, 13, words, 12)]
@@ -179,12 +180,12 @@ def only_diagonal(x, y):
     w, h = SIDE["K"] / N, SIDE["I"] / N
     drawn = [
         frame(x, y, SIDE["K"], SIDE["I"], INK, 0.8, 0.5),
-        rect(x + w * DEVICE, y + h * DEVICE, w, h, DATA),
+        rect(x + w * DEVICE, y + h * DEVICE, w, h, AXIS_X),
     ]
     for n in range(1, N):
         drawn += [
-            line([(x + w * n, y), (x + w * n, y + SIDE["I"])], DATA, 0.7, FAINT),
-            line([(x, y + h * n), (x + SIDE["K"], y + h * n)], DATA, 0.7, FAINT),
+            line([(x + w * n, y), (x + w * n, y + SIDE["I"])], AXIS_X, 0.7, FAINT),
+            line([(x, y + h * n), (x + SIDE["K"], y + h * n)], AXIS_X, 0.7, FAINT),
         ]
     return drawn
 

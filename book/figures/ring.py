@@ -6,8 +6,9 @@ against what the collective promises. A row is a device, a column is a place for
 
 from typing import NamedTuple
 
-from kit import DATA, INK, arrow, figure, frame, line, rect, text, write
+from kit import INK, arrow, figure, frame, line, rect, text, write
 
+AXIS_X = "var(--ms-axis-2,#8a6ae0)"  # the colour that meshscope gives an axis X
 N = 4
 SIZE = 4 * 64 * 512  # bytes of the array: A of the page on sharded matmuls, float32
 PIECE = SIZE // N  # one number of a reduce-scatter, an all-gather or an all-reduce
@@ -37,7 +38,7 @@ class Moment(NamedTuple):
 
 
 def summed(number, terms):
-    fill = INK if terms == 1 else DATA
+    fill = INK if terms == 1 else AXIS_X
     return Cell(number, fill, STRENGTH[terms], terms == N)
 
 
@@ -116,7 +117,7 @@ def all_to_all():
         cells = []
         for device in range(N):
             row = [
-                None if number is None else Cell(number, DATA, STRENGTH[4], True)
+                None if number is None else Cell(number, AXIS_X, STRENGTH[4], True)
                 for number in held[device].values()
             ]
             waiting = [START[s][t] for (s, t), at in travelling.items() if at == device != t]
@@ -140,7 +141,7 @@ def all_to_all():
 
 def permute():
     """One step: everything goes to the next device."""
-    after = [[Cell(x, DATA, STRENGTH[4], True) for x in START[device - 1]] for device in range(N)]
+    after = [[Cell(x, AXIS_X, STRENGTH[4], True) for x in START[device - 1]] for device in range(N)]
     moves = [((device - 1) % N, device, place) for device in range(N) for place in range(N)]
     return [
         Moment([[Cell(x) for x in row] for row in START], says="start"),
@@ -164,10 +165,10 @@ def drawn_frame(x, y, moment):
     for sender, receiver, place in moment.moves:
         middle = x + CELL * place + CELL / 2 - 1
         to = y + DOWN * receiver - 1.5
-        drawn.append(arrow(middle, to - GAP + 3, middle, to, DATA, 1.5))
+        drawn.append(arrow(middle, to - GAP + 3, middle, to, AXIS_X, 1.5))
         if receiver == 0:  # around the ring: out at the bottom, in at the top
             bottom = y + DOWN * sender + HIGH + 1
-            drawn.append(line([(middle, bottom), (middle, bottom + 7)], DATA, 1.5))
+            drawn.append(line([(middle, bottom), (middle, bottom + 7)], AXIS_X, 1.5))
     return drawn
 
 
@@ -178,11 +179,11 @@ def devices(y):
         middle = y + DOWN * device + HIGH / 2
         drawn.append(text(x, middle + 4, str(device), 12, "middle", bold=True))
         if device:
-            drawn.append(arrow(x, middle - DOWN + 9, x, middle - 8, DATA, 1.5))
+            drawn.append(arrow(x, middle - DOWN + 9, x, middle - 8, AXIS_X, 1.5))
     top, bottom = y + HIGH / 2, y + DOWN * (N - 1) + HIGH / 2
     way = [(x - 7, bottom), (8, bottom), (8, top), (x - 8, top)]
-    drawn.append(line(way, DATA, 1.5, ' stroke-linejoin="round"'))
-    drawn.append(arrow(x - 9, top, x - 7, top, DATA, 1.5))
+    drawn.append(line(way, AXIS_X, 1.5, ' stroke-linejoin="round"'))
+    drawn.append(arrow(x - 9, top, x - 7, top, AXIS_X, 1.5))
     return drawn
 
 
@@ -204,7 +205,7 @@ def collective(moments, says, sums, label="each sends"):
             if not moment.moves:  # three steps in one
                 drawn.append(text(x, below + 15, f"in {N - 1} steps", 11))
                 middle = y + DOWN * N / 2 - GAP / 2
-                drawn.append(arrow(x - 32, middle, x - 8, middle, DATA, 1.5))
+                drawn.append(arrow(x - 32, middle, x - 8, middle, AXIS_X, 1.5))
     drawn.append(text(LEFT, below, label, 11, opacity=0.85))
     below += 38 if any(not m.moves for m in moments[1:]) else 24
     drawn.append(text(LEFT, below, sums, 12))
