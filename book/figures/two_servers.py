@@ -1,0 +1,107 @@
+"""Figure: the groups along `model` of two meshes over the same eight devices in two servers.
+
+The groups are computed from the order of devices in each mesh, as in chapter 1. A group is a loop
+through its devices: thick where it stays in a server, thin where it crosses.
+"""
+
+from itertools import pairwise
+
+from kit import INK, MODEL, figure, frame, line, text, write
+
+PER_SERVER = 4
+MESHES = {  # rows of the mesh: the groups along model
+    "mesh": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "shuffled": [[0, 2, 4, 6], [1, 3, 5, 7]],
+}
+INSIDE, ACROSS = "450 GB/s", "50 GB/s"  # for each GPU, as in the text
+
+BOX, HIGH, BETWEEN = 138, 92, 84  # px of a server, and the gap between two
+THICK, THIN, RADIUS = 5, 1.3, 13
+AXIS = f'<tspan fill="{MODEL}" font-weight="600">model</tspan>'
+
+
+def server(device):
+    return device // PER_SERVER
+
+
+def place(device, y):
+    """Even devices above, odd ones below."""
+    column = device % PER_SERVER // 2
+    x = server(device) * (BOX + BETWEEN) + 38 + 62 * column
+    return x, y + (26 if device % 2 == 0 else 66)
+
+
+def wire(start, end, thick):
+    """From rim to rim of two devices beside or below each other."""
+    (x0, y0), (x1, y1) = start, end
+    if y0 == y1:
+        ends = [(x0 + RADIUS, y0), (x1 - RADIUS, y1)]
+    else:
+        ends = [(x0, y0 + RADIUS), (x1, y1 - RADIUS)]
+    return line(ends, MODEL, THICK if thick else THIN, ' stroke-opacity=".75"')
+
+
+def loop(group, y):
+    """The wires of one group, as a closed way through its devices."""
+    places = [place(device, y) for device in sorted(group)]
+    if len({server(device) for device in group}) == 1:  # round the four devices of a server
+        ways = [(0, 1), (2, 3), (0, 2), (1, 3)]
+        return [wire(places[a], places[b], True) for a, b in ways]
+    drawn = []
+    for a, b in pairwise(range(len(group))):
+        thick = server(group[a]) == server(group[b])
+        for shift in (-5, 5):  # there and back
+            start, end = ((x, middle + shift) for x, middle in (places[a], places[b]))
+            drawn.append(wire(start, end, thick))
+    return drawn
+
+
+def panel(name, groups, y):
+    spans = [len({server(device) for device in group}) for group in groups]
+    count = "1 server" if max(spans) == 1 else f"{max(spans)} servers"
+    drawn = [
+        text(0, y, name, 14, bold=True),
+        text(78, y, f"a group along {AXIS} spans {count}", 12),
+    ]
+    top = y + 14
+    for number in (0, 1):
+        x = number * (BOX + BETWEEN)
+        drawn += [
+            frame(x + 0.5, top, BOX - 1, HIGH, INK, 1.2),
+            text(x + BOX / 2, top + HIGH + 15, f"server {number}", 12, "middle"),
+        ]
+    for group in groups:
+        drawn += loop(group, top)
+    for device in range(2 * PER_SERVER):
+        x, middle = place(device, top)
+        drawn += [
+            f'<circle cx="{x:g}" cy="{middle:g}" r="{RADIUS}" fill="none" stroke="currentColor"/>',
+            text(x, middle + 4, str(device), 12, "middle", True),
+        ]
+    return drawn, top + HIGH + 15
+
+
+def draw():
+    parts, y = [], 14
+    for name, groups in MESHES.items():
+        drawn, y = panel(name, groups, y)
+        parts += drawn
+        y += 32
+    y -= 8
+    parts += [
+        line([(0, y - 4), (30, y - 4)], MODEL, THICK, ' stroke-opacity=".75"'),
+        text(38, y, f"inside, {INSIDE}", 12),
+        line([(158, y - 4), (188, y - 4)], MODEL, THIN, ' stroke-opacity=".75"'),
+        text(196, y, f"between, {ACROSS} a card", 12),
+    ]
+    says = (
+        "Two servers with four devices each, twice. With the order of mesh, the group of devices "
+        "0 to 3 is inside server 0 and the group of 4 to 7 inside server 1, on thick wires only. "
+        "With the order of shuffled, the groups 0, 2, 4, 6 and 1, 3, 5, 7 each cross between the "
+        "servers twice, on thin wires."
+    )
+    return {"two_servers": figure(360, y + 8, says, parts)}
+
+
+if __name__ == "__main__":
+    write(draw())
