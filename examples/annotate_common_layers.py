@@ -38,8 +38,10 @@ def common_layers(rngs, D=64, F=256, H=8, V=512):
                             kernel_metadata=along(None, None, None, "model")),
         "attend": nnx.MultiHeadAttention(
             H, D, decode=False, rngs=rngs,
-            kernel_metadata=along(None, "model", None), bias_metadata=along("model", None),
-            out_kernel_metadata=along("model", None, None), out_bias_metadata=along(None)),
+            kernel_metadata=along(None, "model", None),
+            bias_metadata=along("model", None),
+            out_kernel_metadata=along("model", None, None),
+            out_bias_metadata=along(None)),
         "norm": nnx.RMSNorm(D, rngs=rngs, scale_metadata=along(None)),
     }
 
