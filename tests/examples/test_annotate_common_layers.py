@@ -1,6 +1,7 @@
 """Every layer of the example lies as its annotation says, and computes what a plain one does."""
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,12 @@ def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
         assert int(sizes[name]) == size // parts, name
     for name in ("down.bias", "attend.out.bias", "norm.scale"):
         assert int(sizes[name]) == 64, name
+
+
+def test_chapter_2_shows_these_very_functions():
+    root = Path(__file__).parents[2]
+    chapter = (root / "book" / "02-variables.md").read_text("utf-8")
+    example = (root / "examples" / "annotate_common_layers.py").read_text("utf-8")
+    for name in ("along", "common_layers"):
+        function = re.search(rf"^def {name}\(.*?(?=\n\n\n)", example, re.M | re.S)[0]
+        assert function in chapter, f"copy {name} from the example into book/02-variables.md"
