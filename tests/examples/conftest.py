@@ -1,13 +1,48 @@
-"""Eight simulated devices for what runs in this process, and examples/ to import from."""
+"""Eight simulated devices for what runs in this process; processes of their own for any number."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 ROOT = Path(__file__).parents[2]
-for folder in (ROOT / "examples", ROOT / "tests" / "examples"):
+EXAMPLES = ROOT / "examples"
+for folder in (EXAMPLES, ROOT / "tests" / "examples"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+@pytest.fixture
+def run():
+    """run(n, code): what the code prints on n devices, with a clean stderr."""
+
+    def run(devices, code):
+        settings = {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "NPROC": "16",
+            "PYTHONPATH": str(EXAMPLES),
+        }
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JAX_", "XLA_"))
+        }
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(
+            command,
+            cwd=EXAMPLES,
+            text=True,
+            env=environment | settings,
+            capture_output=True,
+            timeout=300,
+        )
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return done.stdout
+
+    return run

@@ -1,0 +1,71 @@
+"""Figure: a block with 16 rows, and where a pin changes what is gathered along `data`.
+
+Chapter 3's tiny block, 64 × 512 and 512 × 64, sharded over both axes of a 2×4 mesh. What is
+gathered is what the CPU's compiler chose; a strip of the chapter checks it.
+"""
+
+from kit import DATA, INK, arrow, figure, frame, rect, shape, strong, text, write
+
+B, D, F, DATA_SIZE, MODEL_SIZE = 16, 64, 512, 2, 4
+W = 4 * D * F // MODEL_SIZE  # bytes of a gathered weight: its cut along model stays
+H = 4 * B * F // MODEL_SIZE  # bytes of the gathered activation
+WAYS = [  # heading, what is pinned, the second gather, its bytes, is y in rows?
+    ("No pin", None, "h", H, False),
+    ("Pin on h", "h", "h", H, False),
+    ("Pin on y", "y", "w_FD", W, True),
+]
+HIGH, WIDE = 32, {"x": 44, "h": 76, "y": 44}
+AT = {"x": 2, "h": 136, "y": 314}
+
+
+def value(name, top, rows, columns):
+    """A matrix, and the piece of it on device 0: 1/rows of the rows, 1/columns of the columns."""
+    x, wide = AT[name], WIDE[name]
+    sizes = {"x": (B, D), "h": (B, F), "y": (B, D)}[name]
+    piece = f"{sizes[0] // rows} × {sizes[1] // columns}"
+    return [
+        text(x + wide / 2, top - 6, name, 12.5, "middle", True),
+        rect(x, top, wide / columns, HIGH / rows, INK, 0.55),
+        frame(x, top, wide, HIGH, opacity=0.55),
+        text(x + wide / 2, top + HIGH + 14, piece, 11.5, "middle"),
+    ]
+
+
+def gather(left, right, top, name, size):
+    """An arrow, with what is gathered on its way."""
+    middle = (left + right) / 2
+    blue = f'<g fill="{DATA}">'
+    return [
+        arrow(left + 6, top + HIGH / 2, right - 6, top + HIGH / 2),
+        text(middle, top + 8, "gather", 11.5, "middle"),
+        blue + text(middle, top + 32, strong(name), 12, "middle") + "</g>",
+        text(middle, top + HIGH + 14, f"{size:,} B", 11.5, "middle", opacity=0.8),
+    ]
+
+
+def pin(name, top):
+    x = AT[name] + WIDE[name] / 2 + 10
+    return [shape([(x, top - 15), (x + 9, top - 15), (x + 4.5, top - 5)], DATA)]
+
+
+def draw():
+    parts = []
+    for n, (heading, pinned, second, size, rows) in enumerate(WAYS):
+        top = 44 + 100 * n
+        parts.append(text(2, top - 26, f"{heading}: {W + size:,} bytes", 12.5, bold=True))
+        parts += value("x", top, DATA_SIZE, 1) + value("h", top, DATA_SIZE, MODEL_SIZE)
+        parts += value("y", top, DATA_SIZE, 1) if rows else value("y", top, 1, DATA_SIZE)
+        parts += gather(AT["x"] + WIDE["x"], AT["h"], top, "w_DF", W)
+        parts += gather(AT["h"] + WIDE["h"], AT["y"], top, second, size)
+        if pinned:
+            parts += pin(pinned, top)
+    says = (
+        f"The block in three versions with {B} rows. No pin: w_DF and h are gathered, "
+        f"{W + H:,} bytes, and y ends with all rows of half its features. Pin on h: the same. "
+        f"Pin on y: w_DF and w_FD are gathered, {2 * W:,} bytes, and y keeps its rows."
+    )
+    return {"pins": figure(360, 44 + 100 * 2 + HIGH + 22, says, parts)}
+
+
+if __name__ == "__main__":
+    write(draw())
