@@ -1,0 +1,70 @@
+"""Four microbatches in data parallelism: an all-reduce for each, or one for all.
+
+A roofline, as in step_timelines.py: lengths are operations and bytes over published speeds. The
+compute lane and the wire each do one thing at a time; an all-reduce starts when its gradient is
+there and the wire is free. Layers and tokens are those of step_timelines, in four parts.
+"""
+
+from kit import DATA, INK, figure, frame, line, rect, text, write
+from step_timelines import BF16, CELL, DEVICES, FLOPS, LAYER, WIRE, L, mark, ring
+
+M = 4  # microbatches
+FORWARD, BACKWARD = L * CELL / M, 2 * L * CELL / M  # ms of one microbatch: y; dx and dW
+REDUCE = 2 * L * ring(LAYER * BF16, DEVICES)  # ms of an all-reduce of all gradients
+
+LEFT, SCALE, HIGH, LOW = 54, 15.5, 26, 17  # px: margin, per ms, heights of the lanes
+
+
+def x_of(ms):
+    return LEFT + SCALE * ms
+
+
+def panel(top, title, reductions):
+    """One step; `reductions` are the microbatches after which an all-reduce follows."""
+    upper, lower = top + 12, top + 12 + HIGH + 4
+    drawn, now, wire = [], 0.0, 0.0
+    for n in range(1, M + 1):
+        for ms, opacity in ((FORWARD, 0.18), (BACKWARD, 0.32)):
+            drawn.append(rect(x_of(now), upper, SCALE * ms - 1, HIGH, INK, opacity, 1.5))
+            now += ms
+        middle = x_of(now - (FORWARD + BACKWARD) / 2)
+        drawn.append(text(middle, upper + HIGH / 2 + 4, str(n), 12, "middle", True))
+        if n in reductions:
+            start = max(now, wire)
+            wire = start + REDUCE
+            drawn.append(mark("reduce", x_of(start), lower, SCALE * REDUCE - 1, DATA))
+            label = f"1–{M}" if len(reductions) == 1 else str(n)
+            drawn.append(text(x_of(start + REDUCE / 2), lower + 12.5, label, 11, "middle"))
+    waits = x_of(wire) - x_of(now) - 2
+    drawn.append(frame(x_of(now) + 1, upper + 1, waits, HIGH - 2, INK, 0.8, 0.6, True))
+    drawn += [
+        text(0, top, title, 14, bold=True),
+        text(360, top, f"{wire:.1f} ms", 12, "end"),
+        text(0, upper + HIGH / 2 + 4, "compute", 12),
+        text(0, lower + 13, "wire", 12),
+    ]
+    return drawn, lower + LOW, f"{title} {wire:.1f} milliseconds"
+
+
+def draw():
+    first, bottom, careless = panel(13, "Nothing cast", range(1, M + 1))
+    second, bottom, once = panel(bottom + 30, "Cast before the loop", [M])
+    axis = bottom + 14
+    parts = [*first, *second]
+    parts.append(line([(LEFT, axis), (x_of(18), axis)], more=' opacity=".5"'))
+    for ms in range(0, 19, 3):
+        parts.append(line([(x_of(ms), axis), (x_of(ms), axis + 4)], more=' opacity=".5"'))
+        words = str(ms) if ms else "0 ms"
+        parts.append(text(x_of(ms), axis + 16, words, 11, "middle", opacity=0.8))
+    speeds = f"one H100: {FLOPS / 1e12:.0f} Tflop/s, wire {WIRE / 1e9:.0f} GB/s"
+    parts.append(text(0, axis + 38, speeds, 11, opacity=0.85))
+    says = (
+        "Two timelines of one training step with four microbatches, each with a lane for compute "
+        f"and a lane for the wire. {careless}: an all-reduce follows each of the four microbatches. "
+        f"{once}: four microbatches, then one all-reduce."
+    )
+    return {"accumulate": figure(360, axis + 42, says, parts)}
+
+
+if __name__ == "__main__":
+    write(draw())

@@ -1,0 +1,87 @@
+"""One weight, eight devices, one training step of FSDP: gather, use, free; again; scatter.
+
+A column is a device, a stripe one eighth of the weight or of its gradient. Blue is a piece, grey a
+copy that all devices have, an outline a device's own term of a sum.
+"""
+
+from kit import DATA, INK, figure, line, rect, text, write
+
+N, LEFT, COLUMN, WIDE, STRIPE = 8, 2, 45, 33, 4.4  # devices; px
+HIGH = N * STRIPE
+COPY, PIECE = (INK, 0.3), (DATA, 0.85)
+
+
+def dashes(x, y, opacity=0.35):
+    """Where the whole weight would be."""
+    more = f' stroke="currentColor" stroke-opacity="{opacity}" stroke-width=".8"'
+    return rect(
+        x - 1.5, y - 1.5, WIDE + 3, HIGH + 2.2, "none", 1, 2, more + ' stroke-dasharray="2 2"'
+    )
+
+
+def weight(device, y, others=False):
+    """One weight on one device: its own piece, and copies of the others if they are there."""
+    x, drawn = LEFT + COLUMN * device, []
+    for stripe in range(N):
+        if stripe == device or others:
+            fill, opacity = PIECE if stripe == device else COPY
+            drawn.append(rect(x, y + STRIPE * stripe, WIDE, STRIPE - 0.8, fill, opacity))
+    return [*drawn, dashes(x, y)]
+
+
+def gradient(device, y, summed):
+    """Its gradient: all of it from the device's own rows, or one piece of the sum."""
+    x, drawn = LEFT + COLUMN * device, []
+    for stripe in range(N):
+        top = y + STRIPE * stripe
+        if summed and stripe == device:
+            drawn.append(rect(x, top, WIDE, STRIPE - 0.8, *PIECE))
+            drawn.append(text(x + WIDE / 2, y + HIGH + 13, "dw", 11, "middle"))
+        if not summed:
+            more = ' stroke="currentColor" stroke-opacity=".65" stroke-width=".8"'
+            drawn.append(rect(x + 0.4, top + 0.2, WIDE - 0.8, STRIPE - 1.2, "none", 1, 0, more))
+    return [*drawn, dashes(x, y)] if summed else drawn
+
+
+def frames(y, one, *options):
+    """The same drawing for every device, each in its column."""
+    return [part for device in range(N) for part in one(device, y, *options)]
+
+
+def draw():
+    y, parts = 26, [text(LEFT - 2, 12, "Stored", 14, bold=True)]
+    for device in range(N):
+        middle = LEFT + COLUMN * device + WIDE / 2
+        parts.append(text(middle, y, str(device), 11, "middle", opacity=0.8))
+    y += 7
+    parts += frames(y, weight)
+    forward = [("Gather w", weight, True), ("Use, free", weight, False)]
+    backward = [
+        ("Gather w again", weight, True),
+        ("Use, free: all of dw, from own rows", gradient, False),
+        ("Scatter dw", gradient, True),
+    ]
+    for n, (name, one, option) in enumerate([*forward, *backward]):
+        y += HIGH + 24
+        if n == len(forward):
+            y += 10
+            parts.append(
+                line([(LEFT - 2, y - 18), (LEFT + COLUMN * N - 10, y - 18)], more=' opacity=".4"')
+            )
+            parts.append(text(LEFT + COLUMN * N - 12, y - 3, "backward", 12, "end", opacity=0.8))
+        parts += [text(LEFT - 2, y, name, 14, bold=True), *frames(y + 9, one, option)]
+        y += 9
+    y += HIGH + 18
+    says = (
+        "One weight on eight devices through one training step. Stored: each device has one of "
+        "eight pieces. Gather: every device has its piece and copies of the seven others. Use, "
+        "free: it multiplies its own rows of the batch by the whole weight and drops the copies. "
+        "Backward, gather again. Use, free: every device computes a whole gradient from its own "
+        "rows. Scatter: the eight gradients are added up and each device keeps one piece of the "
+        "sum."
+    )
+    return {"gather_use_free_scatter": figure(360, y, says, parts)}
+
+
+if __name__ == "__main__":
+    write(draw())
