@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 
 from bookkit.lint.prose import blocks
-from bookkit.lint.rules import CHAPTER, WHOLE, Page, Said, SaidOfBook, rule
+from bookkit.lint.rules import CHAPTER, OLD, PAGE, WHOLE, Page, Said, SaidOfBook, in_old_form, rule
+from bookkit.lint.tables import EXERCISES, PAGES, listed_answers
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, chapters
 
-PARTS = ("exercise-", "check-", "solution-")
+EXERCISE_PARTS = ("exercise-", "check-", "solution-")
 WRITTEN_MESH = "(2, 4)"
 
 
-@rule(CHAPTER)
-def opening(page: Page) -> Said:
-    """A chapter opens with title, badge, bold question and answer, You will, You need."""
+@rule(CHAPTER, PAGE, OLD)
+def badge(page: Page) -> Said:
+    """A page with code opens with its title, then the Colab badge and a link to the site."""
+    if page.kind == PAGE and not page.chapter.code:
+        return
     first, name = page.chapter.cells[0], f"book/{page.chapter.name}"
-    if first.kind != "markdown" or not re.match(r"# \S", first.source):
-        yield first.line, "a chapter begins with a Markdown cell and `# Its title`"
+    if not titled(first):
+        yield first.line, "a page begins with a Markdown cell and `# Its title`"
         return
     colab, site = page.book.colab_url(name), page.book.page_url(name)
     lines = [line for line in first.lines if line.strip()]
@@ -31,6 +33,18 @@ def opening(page: Page) -> Said:
     if f"]({colab})" not in badge or f"]({site})" not in badge or "colab-badge.svg" not in badge:
         what = f"the line after the title holds the Colab badge, linked to {colab}, and a link to {site}"
         yield first.line, what
+
+
+def titled(first: Cell) -> bool:
+    return first.kind == "markdown" and bool(re.match(r"# \S", first.source))
+
+
+@rule(CHAPTER, OLD)
+def opening(page: Page) -> Said:
+    """A chapter opens with its question and answer in bold, You will, You need."""
+    first = page.chapter.cells[0]
+    if not titled(first):
+        return  # the rule `badge` says so
     texts = [text for _, text, _, _ in blocks(first.source)]
     if not any(
         re.fullmatch(r"\*\*(?!You (?:will|need)\b)[^*].*\*\*", text, re.S) for text in texts
@@ -57,7 +71,7 @@ def section(chapter: Chapter, pattern: str) -> str | None:
     return rest[: end.start()] if end else rest
 
 
-@rule(CHAPTER)
+@rule(CHAPTER, OLD)
 def closing(page: Page) -> Said:
     """A chapter closes with Takeaways (1 to 5), In practice, Exercises, Further reading."""
     last = page.chapter.cells[-1].line
@@ -79,7 +93,7 @@ def exercises(chapter: Chapter) -> dict[str, dict[str, Cell]]:
     """{name: {"exercise-": cell, "check-": cell, "solution-": cell}} in the order of the page."""
     found: dict[str, dict[str, Cell]] = {}
     for cell in chapter.code:
-        for part in PARTS:
+        for part in EXERCISE_PARTS:
             if name := cell.tagged(part):
                 found.setdefault(name, {})[part] = cell
     return found
@@ -102,17 +116,17 @@ def defined_names(source: str) -> set[str]:
     return names
 
 
-@rule(CHAPTER)
+@rule(CHAPTER, PAGE, OLD)
 def exercise_cells(page: Page) -> Said:
-    """An exercise is a stub, a check that asks it, and a folded solution, in this order."""
+    """An exercise, which each chapter has, is a stub, a check that asks it, a folded solution."""
     found = exercises(page.chapter)
-    if not found:
+    if not found and page.kind != PAGE:
         yield 1, "no exercise; tag a stub exercise-NAME, its check check-NAME, and solution-NAME"
     for name, cells in found.items():
-        if missing := [part + name for part in PARTS if part not in cells]:
+        if missing := [part + name for part in EXERCISE_PARTS if part not in cells]:
             yield next(iter(cells.values())).line, f"no cell tagged {', '.join(missing)}: add it"
             continue
-        stub, check, solution = (cells[part] for part in PARTS)
+        stub, check, solution = (cells[part] for part in EXERCISE_PARTS)
         if not stub.index < check.index < solution.index:
             yield stub.line, f"exercise {name}: the order is stub, check, solution"
         if f"answer_{name}" not in defined_names(stub.source):
@@ -134,19 +148,27 @@ def exercise_cells(page: Page) -> Said:
 
 @rule(WHOLE)
 def wrong_answers(book: Book) -> SaidOfBook:
-    """tests/exercises.toml has a wrong answer, and why it is one, for each exercise."""
-    path = "tests/exercises.toml"
-    wrong = tomllib.loads((book.root / path).read_text("utf-8"))
+    """Each exercise has a wrong answer beside its page, and why it is one."""
+    listed = listed_answers(book)
     there = {chapter.name: exercises(chapter) for chapter in chapters(book.root)}
     for chapter, found in there.items():
+        path, head = where_answers_stand(book, chapter)
         for name in found:
-            entry = wrong.get(chapter, {}).get(name, {})
+            entry = listed.get(chapter, {}).get(name, {})
             if not entry.get("wrong") or not entry.get("why"):
                 needs = f"needs `wrong` (Python that assigns answer_{name}) and `why`"
-                yield path, 1, f'["{chapter}".{name}] {needs}'
-    for chapter, entries in wrong.items():
+                yield path, 1, f"[{head}.{name}] {needs}"
+    for chapter, entries in listed.items():
+        path, head = where_answers_stand(book, chapter)
         for name in set(entries) - set(there.get(chapter, ())):
-            yield path, 1, f'["{chapter}".{name}] has no exercise in the chapter: delete it'
+            yield path, 1, f"[{head}.{name}] has no exercise in the chapter: delete it"
+
+
+def where_answers_stand(book: Book, chapter: str) -> tuple[str, str]:
+    """The table, and what its headings begin with."""
+    if in_old_form(book, chapter):
+        return EXERCISES, f'"{chapter}"'
+    return f"{PAGES}/{chapter}.toml", "exercise"
 
 
 # Predictions.
@@ -161,9 +183,9 @@ def of_prediction(names: set[str]) -> bool:
     return any(name.startswith("predicted") for name in names)
 
 
-@rule(CHAPTER)
+@rule(OLD)
 def prediction_cells(page: Page) -> Said:
-    """A prediction is computed in a cell tagged predict and asserted in one tagged predicted."""
+    """In the old form a prediction is computed in a cell tagged predict, asserted in another."""
     tagged = {
         tag: [cell for cell in page.chapter.code if tag in cell.tags]
         for tag in ("mesh", "predict", "predicted")

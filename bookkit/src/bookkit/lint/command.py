@@ -15,12 +15,22 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bookkit.lint import anatomy, code_rules, names, outputs, prose_rules, repository, rows
-from bookkit.lint.rules import RULES, Finding, Page, Rule, of_book, of_page, of_text
+from bookkit.lint import (
+    anatomy,
+    code_rules,
+    form,
+    names,
+    outputs,
+    prose_rules,
+    repository,
+    rows,
+    tables,
+)
+from bookkit.lint.rules import RULES, Finding, Page, Rule, bound_as, of_book, of_page, of_text
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import load_chapter, page_files
 
-WITH_RULES = (anatomy, code_rules, names, outputs, prose_rules, repository, rows)
+WITH_RULES = (anatomy, code_rules, form, names, outputs, prose_rules, repository, rows, tables)
 
 
 def committed(book: Book) -> list[Path]:
@@ -46,7 +56,9 @@ def findings(
         yield from of_text(name, text, book, rules)
         if path in pages:
             page = name.removesuffix(".md")
-            yield from of_page(Page(load_chapter(path), book.kind(page), book, any_stack), rules)
+            yield from of_page(
+                Page(load_chapter(path), bound_as(book, page), book, any_stack), rules
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise Problem(f"No rule {', '.join(unknown)}. There are: {', '.join(RULES)}")
     rules = [one for one in RULES.values() if not chosen.rule or one.id in chosen.rule]
     if chosen.rules:
-        print("\n".join(f"{one.id:20} {', '.join(one.kinds):24} {one.about}" for one in rules))
+        print("\n".join(f"{one.id:20} {', '.join(one.kinds):34} {one.about}" for one in rules))
         return 0
     files = [path.resolve() for path in chosen.files]
     for path in files:

@@ -1,11 +1,12 @@
 """Plant one fault at a time in a chapter and see whether the chapter notices.
 
-    bookkit mutants                       every fault of tests/mutants.toml
+    bookkit mutants                       every fault of tests/pages/ and tests/mutants.toml
     bookkit mutants --chapter 02-variables --name swapped-axes
     bookkit mutants --seconds 600 --seed 7     a seeded sample that ends in time
 
-A listed fault must be noticed in the cell that the list names, and nowhere before. Any other
-outcome is printed and ends the command with 1, unless the list gives a reason why it survives.
+A fault is one changed line of a cell that shows. It must be noticed in the cell that the list names,
+mostly a proof, and nowhere before. Any other outcome is printed and ends the command with 1, unless
+the list gives a reason why it survives.
 """
 
 from __future__ import annotations
@@ -14,26 +15,21 @@ import argparse
 import ast
 import random
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from bookkit.lint.tables import Entry as Fault
+from bookkit.lint.tables import listed_faults, names_by_slug
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, by_name
 from bookkit.run.cells import as_jobs, run_jobs
 
-Fault = dict[str, Any]  # an entry of tests/mutants.toml
 CANNOT_RUN = ("SyntaxError", "IndentationError", "NameError", "ModuleNotFoundError")
 
 
 class BadEntry(Exception):
     """The list and the chapter do not fit together."""
-
-
-def listed_faults(book: Book) -> list[Fault]:
-    path = book.root / "tests" / "mutants.toml"
-    return tomllib.loads(path.read_text("utf-8")).get("mutant", []) if path.exists() else []
 
 
 def label(fault: Fault) -> str:
@@ -47,23 +43,37 @@ def fit_to_chapter(fault: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
         raise BadEntry(f"{name}: a fault changes one line; `find` or `replace` has several")
     if find == new:
         raise BadEntry(f"{name}: `find` and `replace` are the same")
-    holding, targets = chapter.holding(find), chapter.holding(fault["fails"])
-    count = sum(cell.source.count(find) for cell in holding)
+    cells = [cell for cell in chapter.shown if find in cell.source]
+    count = sum(cell.source.count(find) for cell in cells)
     if count != 1:
         raise BadEntry(f"{name}: `find` occurs {count} times in the code, not once: {find!r}")
-    if len(targets) != 1:
-        where = f"in {len(targets)} code cells, not in one: {fault['fails']!r}"
-        raise BadEntry(f"{name}: `fails` is found {where}")
-    changed, target = holding[0], targets[0]
+    changed, target = cells[0], cell_that_fails(fault, chapter)
     if target.index < changed.index:
-        cells = f"cell that must fail ({target.index}) stands before the one that changes"
-        raise BadEntry(f"{name}: the {cells} ({changed.index})")
+        order = f"cell that must fail ({target.index}) stands before the one that changes"
+        raise BadEntry(f"{name}: the {order} ({changed.index})")
     source = changed.source.replace(find, new)
     try:
         ast.parse(source)
     except SyntaxError as error:
         raise BadEntry(f"{name}: the changed cell is not Python: {error.msg}") from None
     return changed, source, target
+
+
+def cell_that_fails(fault: Fault, chapter: Chapter) -> Cell:
+    """Named by its tag, or, in the old form, by a piece of it; a survivor runs to the last cell."""
+    name, given = label(fault), fault.get("fails")
+    if given is None:
+        return chapter.code[-1]
+    if names_by_slug(fault):
+        if target := chapter.named(given):
+            return target
+        raise BadEntry(f"{name}: `fails` names id-{given}, a tag that no cell of the page has")
+    targets = chapter.holding(given)
+    if len(targets) != 1:
+        raise BadEntry(
+            f"{name}: `fails` is found in {len(targets)} code cells, not in one: {given!r}"
+        )
+    return targets[0]
 
 
 def unfit_faults(

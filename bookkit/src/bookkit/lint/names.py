@@ -25,7 +25,7 @@ from typing import Any
 
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.prose import code_spans
-from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, WHOLE, Page, Said, SaidOfBook, rule
+from bookkit.lint.rules import CHAPTER, OLD, PAGE, REFERENCE, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.model.book import Book
 from bookkit.model.chapter import by_name, page_files
 from bookkit.model.verbs import VERBS
@@ -226,8 +226,8 @@ def code_of_all(root: Path) -> str:
 
 
 def shown_on(page: Page) -> str:
-    """Code and outputs of a chapter as one text; a page of text may name any chapter's code."""
-    if page.kind == CHAPTER:
+    """Code and outputs of a page as one text; a page without code may name that of any."""
+    if page.chapter.code:
         texts = [cell.source for cell in page.chapter.code]
         return "\n".join([*texts, *(text_of_output(output) for _, output in outputs(page))])
     source = "\n".join(cell.source for cell in page.chapter.cells)
@@ -235,11 +235,11 @@ def shown_on(page: Page) -> str:
     return "\n".join([code_of_all(page.book.root), *fenced])
 
 
-@rule(CHAPTER, PAGE, REFERENCE)
+@rule(CHAPTER, PAGE, REFERENCE, OLD)
 def real_names(page: Page) -> Said:
     """Inline code names what imports here, what the page shows, or what tests/names.toml lists."""
     root = page.book.root
-    if page.kind == CHAPTER and page.executed is None:
+    if page.chapter.code and page.executed is None:
         return  # the rule `executed` says so
     shown, table = shown_on(page), listed_names(root)
     for cell in page.chapter.markdown:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from nbformat import NotebookNode
 
 from bookkit.lint.prose_rules import bad_alt
-from bookkit.lint.rules import CHAPTER, Page, Said, rule
+from bookkit.lint.rules import CHAPTER, OLD, PAGE, Page, Said, rule
 from bookkit.model.chapter import Cell
 
 CHANGING = {
@@ -44,15 +44,15 @@ def text_of_output(output: NotebookNode) -> str:
     )
 
 
-@rule(CHAPTER)
+@rule(CHAPTER, PAGE, OLD)
 def executed(page: Page) -> Said:
-    """The code of a chapter was executed as it stands, so that its outputs can be checked."""
-    if page.executed is None:
+    """The code of a page was executed as it stands, so that its outputs can be checked."""
+    if page.chapter.code and page.executed is None:
         how = f"run `bookkit execute book/{page.chapter.name}`"
         yield 1, f"its code changed since it was executed: {how}, then look again"
 
 
-@rule(CHAPTER)
+@rule(CHAPTER, PAGE, OLD)
 def quiet(page: Page) -> Said:
     """Nothing is written to stderr, nothing warned of, nothing fails that is not meant to."""
     for cell, output in outputs(page):
@@ -65,7 +65,7 @@ def quiet(page: Page) -> Said:
             yield cell.line, f"fails: {output.ename}: {output.evalue[:120]}"
 
 
-@rule(CHAPTER)
+@rule(CHAPTER, PAGE, OLD)
 def same_next_time(page: Page) -> Said:
     """No output will differ next time: no addresses in memory, paths, dates, times of day."""
     for cell, output in outputs(page):
@@ -74,7 +74,7 @@ def same_next_time(page: Page) -> Said:
                 yield cell.line, f"shows {what}, {found[0].strip()!r}; print something else"
 
 
-@rule(CHAPTER)
+@rule(CHAPTER, PAGE, OLD)
 def described_pictures(page: Page) -> Said:
     """Each picture among the outputs says what it shows, for readers who cannot see it."""
     for cell, output in outputs(page):

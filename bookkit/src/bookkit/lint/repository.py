@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import nbformat
 from docutils.nodes import make_id
 
-from bookkit.lint.prose import headings, read_aloud
+from bookkit.lint.prose import headings, read_aloud, sentences
 from bookkit.lint.rules import TEXT, WHOLE, Said, SaidOfBook, rule
 from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, is_notebook
@@ -51,11 +51,27 @@ def finished_text(name: str, text: str, book: Book) -> Said:
                 yield line_at_position(text, found.start()), f"{found[0]!r} {why}"
 
 
+FIGURE = re.compile(r"(?m)^!\[[^\]]*\]\([^)\s]*/_static/figures/([\w-]+)\.svg\)\s*$")
+TABLE_WITH_CAPTION = re.compile(r"(?m)^\|[^\n]*\n\n\*(?!\*)([^\n]+)\*$")
+
+
 def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings and targets, as Sphinx makes them."""
+    """The anchors of a page's headings, targets, figures, captioned tables and claims."""
     text = path.read_text("utf-8")
     found = {make_id(read_aloud_with_code(heading)) for _, _, heading in headings(text)}
-    return found | set(re.findall(r"(?m)^\(([\w-]+)\)=\s*$", text))
+    found |= set(re.findall(r"(?m)^\(([\w-]+)\)=\s*$", text))
+    found |= {f"fig-{name}" for name in FIGURE.findall(text)}
+    for caption in TABLE_WITH_CAPTION.findall(text):
+        first = sentences(read_aloud_with_code(caption))[0]
+        found.add(make_id(f"table {' '.join(first.split()[:6])}"))
+    proofs = (cell for cell in load_chapter(path).code if cell.is_proof)
+    return found | {f"checked-{cell.slug}" for cell in proofs}
+
+
+def static_file(book: Book, name: str) -> Path:
+    """Where a file that is published below _static/ lies in the repository."""
+    parent, _, own = name.rpartition("/")
+    return book.root / ("book/figures" if parent == "figures" else f"site/static/{parent}") / own
 
 
 def read_aloud_with_code(heading: str) -> str:
@@ -74,8 +90,9 @@ def own_addresses(name: str, text: str, book: Book) -> Said:
         page = book.source(target.name)
         if target.kind == "repository" and not (book.root / target.name).exists():
             what = f"{target.name} is not in the repository"
-        elif target.kind == "static" and not (book.root / "site/static" / target.name).exists():
-            what = f"site/static has no {target.name}"
+        elif target.kind == "static" and not (file := static_file(book, target.name)).exists():
+            folder = file.parent.relative_to(book.root).as_posix()
+            what = f"{folder} has no {file.name}"
         elif target.kind == "unknown":
             what = "the book has no such page or file"
         elif (
@@ -84,7 +101,7 @@ def own_addresses(name: str, text: str, book: Book) -> Said:
             and "autofunction::" not in page.read_text("utf-8")
         ):
             there = anchors(page)
-            if make_id(target.anchor) not in there:
+            if target.anchor not in there and make_id(target.anchor) not in there:
                 what = f"{target.name}.md has no such heading; it has {', '.join(sorted(there))}"
         if what:
             yield line_at_position(text, text.find(url)), f"{url}: {what}: correct the address"

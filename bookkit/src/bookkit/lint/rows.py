@@ -1,7 +1,8 @@
 """Print, for each row of tests/rows.toml, the cells that show it, and what is missing.
 
-A row is shown by each cell that must notice a fault planted for it (tests/mutants.toml, `fails`);
-tests/coverage.toml adds cells that no fault names, and the sentences of rows that are advice.
+A row is shown by each cell that must notice a fault planted for it (`fails`); the tables add cells
+that no fault names, and the sentences of rows that are advice. Each page has its table,
+tests/pages/PAGE.toml; those in the old form share tests/mutants.toml and tests/coverage.toml.
 """
 
 from __future__ import annotations
@@ -12,27 +13,28 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bookkit.lint.faults import Fault, listed_faults, unfit_faults
+from bookkit.lint.faults import unfit_faults
 from bookkit.lint.rules import WHOLE, SaidOfBook, rule
+from bookkit.lint.tables import MUTANTS, Entry, listed_faults, listed_rows, names_by_slug
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, by_name, page_files
 
 Row = dict[str, Any]
 RAISES = "NotImpl"  # an error of the program itself, no assertion
-COVERAGE = "tests/coverage.toml"
 
 
 def wanted_rows(book: Book) -> dict[str, Row]:
     return tomllib.loads((book.root / "tests" / "rows.toml").read_text("utf-8"))
 
 
-def shown_rows(listed: Iterable[Row], wanted: dict[str, Row], faults: Iterable[Fault]) -> list[Row]:
+def shown_rows(listed: Iterable[Row], wanted: dict[str, Row], faults: Iterable[Entry]) -> list[Row]:
     """What is listed, and in `noticed` the cells that planted faults name for their rows."""
     found = {(row["id"], row["chapter"]): {"cells": [], **row, "noticed": []} for row in listed}
     for fault in faults:
         for name in fault["rows"] if "survives" not in fault else ():
             if wanted.get(name, {}).get("kind") == "asserted":
-                new = {"id": name, "chapter": fault["chapter"], "cells": [], "noticed": []}
+                new = {"id": name, "cells": [], "noticed": []}
+                new |= {"chapter": fault["chapter"], "file": fault.get("file", MUTANTS)}
                 found.setdefault((name, fault["chapter"]), new)["noticed"].append(fault["fails"])
     return list(found.values())
 
@@ -58,10 +60,12 @@ def asserts(cell: Cell) -> bool:
     return False
 
 
-def cell_of(piece: str, chapter: Chapter | None) -> Cell | str:
-    """The one code cell that holds the piece, or what is wrong with the piece."""
+def cell_of(piece: str, chapter: Chapter | None, by_slug: bool) -> Cell | str:
+    """The code cell of this tag, or the one that holds the piece; or what is wrong with it."""
     if chapter is None:
         return "the page has no code cells"
+    if by_slug:
+        return chapter.named(piece) or f"no cell of {chapter.name} has the tag id-{piece}"
     found = chapter.holding(piece)
     if len(found) != 1:
         where = ", ".join(str(cell.index) for cell in found) or "none"
@@ -81,11 +85,12 @@ def problems_of(
         yield f"{where}: there is no book/{entry['chapter']}.md"
         return
     chapter, page = books.get(entry["chapter"]), pages[entry["chapter"]]
+    by_slug = names_by_slug(entry)
     if row["kind"] == "asserted":
-        noticed = [cell_of(piece, chapter) for piece in entry.get("noticed", ())]
+        noticed = [cell_of(piece, chapter, by_slug) for piece in entry.get("noticed", ())]
         if not entry.get("cells") and not any(isinstance(c, Cell) and asserts(c) for c in noticed):
             yield f"{where}: an asserted row names its cells, or a fault names one that asserts"
-        for cell in (cell_of(piece, chapter) for piece in entry.get("cells", ())):
+        for cell in (cell_of(piece, chapter, by_slug) for piece in entry.get("cells", ())):
             if isinstance(cell, str):
                 yield f"{where}: {cell}"
             elif not asserts(cell):
@@ -100,7 +105,7 @@ def problems_of(
     source = entry.get("source", "")
     if source.startswith("http") and source not in page:
         yield f"{where}: the page does not link to its source {source}"
-    elif not source or (source not in page and isinstance(cell_of(source, chapter), str)):
+    elif not source or (source not in page and isinstance(cell_of(source, chapter, by_slug), str)):
         yield f"{where}: `source` is an address that the page links to, or part of one cell"
 
 
@@ -114,13 +119,17 @@ def gaps(found: list[Row], every: dict[str, Row], pages: dict[str, str]) -> Iter
                 yield f"{name} is not covered in {home}: {row['can']}"
 
 
-def without_faults(found: list[Row], every: dict[str, Row], faults: list[Fault]) -> Iterator[str]:
+def without_faults(found: list[Row], every: dict[str, Row], faults: list[Entry]) -> Iterator[str]:
     """Asserted rows that no planted fault puts to the test."""
     planted = {(fault["chapter"], name) for fault in faults for name in fault["rows"]}
     for entry in found:
         row = every.get(entry["id"])
         if row and row["kind"] == "asserted" and (entry["chapter"], entry["id"]) not in planted:
-            yield f"{entry['id']} in {entry['chapter']} has no fault in tests/mutants.toml"
+            yield f"{entry['id']} in {entry['chapter']} has no fault in {table_of_faults(entry)}"
+
+
+def table_of_faults(entry: Entry) -> str:
+    return entry["file"] if names_by_slug(entry) else MUTANTS
 
 
 @rule(WHOLE)
@@ -128,15 +137,16 @@ def faults_and_rows(book: Book) -> SaidOfBook:
     """Every row of tests/rows.toml is shown where it is promised, and a fault puts it to the test."""
     books, pages, every = by_name(book.root), text_of_pages(book), wanted_rows(book)
     faults = listed_faults(book)
-    for what in unfit_faults(faults, books, every):
-        yield "tests/mutants.toml", 1, what
-    listed = tomllib.loads((book.root / COVERAGE).read_text("utf-8"))["row"]
-    found = shown_rows(listed, every, faults)
+    for name in dict.fromkeys(fault["file"] for fault in faults):
+        for what in unfit_faults([one for one in faults if one["file"] == name], books, every):
+            yield name, 1, what
+    found = shown_rows(listed_rows(book), every, faults)
     said = [*gaps(found, every, pages), *without_faults(found, every, faults)]
-    for entry in found:
-        said += problems_of(entry, every.get(entry["id"]), books, pages)
     for what in said:
-        yield COVERAGE, 1, what
+        yield "tests/rows.toml", 1, what
+    for entry in found:
+        for what in problems_of(entry, every.get(entry["id"]), books, pages):
+            yield entry["file"], 1, what
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,13 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     book = Book()
     books, pages, every = by_name(book.root), text_of_pages(book), wanted_rows(book)
-    listed = tomllib.loads((book.root / COVERAGE).read_text("utf-8"))["row"]
-    found = shown_rows(listed, every, listed_faults(book))
+    found = shown_rows(listed_rows(book), every, listed_faults(book))
     for name, row in every.items():
         shown = []
         for entry in (entry for entry in found if entry["id"] == name):
-            pieces = [*entry["cells"], *entry["noticed"]]
-            cells = [cell_of(piece, books.get(entry["chapter"])) for piece in pieces]
+            pieces = [*entry.get("cells", ()), *entry["noticed"]]
+            chapter, by_slug = books.get(entry["chapter"]), names_by_slug(entry)
+            cells = [cell_of(piece, chapter, by_slug) for piece in pieces]
             numbers = ", ".join(
                 str(n) for n in sorted({c.index for c in cells if isinstance(c, Cell)})
             )

@@ -1,0 +1,128 @@
+"""What stands in tables beside the pages: planted faults, rows of coverage, wrong answers.
+
+A page has one file, tests/pages/PAGE.toml, in which cells are named by their tags id-SLUG:
+
+    [[fault]]       name, rows, find (once in the page's show cells), replace,
+                    fails = SLUG of the cell that must fail first, or survives = the reason
+    [[row]]         id, cells = [SLUG, …] that assert it; for advice: text, source = address or SLUG
+    [exercise.NAME] wrong = Python that assigns answer_NAME, why = the mistake in it
+
+Pages in the old form have theirs in tests/mutants.toml, coverage.toml and exercises.toml, by
+chapter, and cells are named there by a piece of their code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bookkit.lint.rules import WHOLE, SaidOfBook, in_old_form, rule
+from bookkit.model.book import Book
+from bookkit.model.chapter import page_files
+
+Entry = dict[str, Any]  # with "chapter", the page's name, and "file", the table that it stands in
+PAGES = "tests/pages"
+MUTANTS, COVERAGE, EXERCISES = (f"tests/{one}.toml" for one in ("mutants", "coverage", "exercises"))
+KEYS = {
+    "fault": {"name", "rows", "find", "replace", "fails", "survives"},
+    "row": {"id", "cells", "text", "source"},
+    "exercise": {"wrong", "why"},
+}
+
+
+def read_table(book: Book, name: str) -> dict[str, Any]:
+    path = book.root / name
+    return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def tables_of_pages(book: Book) -> dict[str, dict[str, Any]]:
+    """What tests/pages/ holds, by the name of the page."""
+    paths = sorted((book.root / PAGES).glob("*.toml"))
+    return {path.stem: tomllib.loads(path.read_text("utf-8")) for path in paths}
+
+
+def entries_of_pages(book: Book, kind: str) -> list[Entry]:
+    return [
+        {**entry, "chapter": page, "file": f"{PAGES}/{page}.toml"}
+        for page, table in tables_of_pages(book).items()
+        for entry in table.get(kind, ())
+    ]
+
+
+def old_entries(book: Book, name: str, kind: str) -> list[Entry]:
+    """What one of the old tables says of pages in the old form."""
+    every = read_table(book, name).get(kind, ())
+    return [{**one, "file": name} for one in every if in_old_form(book, one["chapter"])]
+
+
+def listed_faults(book: Book) -> list[Entry]:
+    return old_entries(book, MUTANTS, "mutant") + entries_of_pages(book, "fault")
+
+
+def listed_rows(book: Book) -> list[Entry]:
+    return old_entries(book, COVERAGE, "row") + entries_of_pages(book, "row")
+
+
+def listed_answers(book: Book) -> dict[str, dict[str, Entry]]:
+    """Wrong answers, by page and exercise."""
+    old = read_table(book, EXERCISES)
+    new = {page: table.get("exercise", {}) for page, table in tables_of_pages(book).items()}
+    return {page: found for page, found in old.items() if in_old_form(book, page)} | new
+
+
+def names_by_slug(entry: Entry) -> bool:
+    """Does it call cells by their tags, as pages in the new form do?"""
+    return str(entry.get("file", "")).startswith(PAGES)
+
+
+@rule(WHOLE)
+def one_table_a_page(book: Book) -> SaidOfBook:
+    """What is planted in a page, shown by it and answered stands in tests/pages/PAGE.toml."""
+    there = {path.stem for path in page_files(book.root)}
+    old = {
+        MUTANTS: [one["chapter"] for one in read_table(book, MUTANTS).get("mutant", ())],
+        COVERAGE: [one["chapter"] for one in read_table(book, COVERAGE).get("row", ())],
+        EXERCISES: list(read_table(book, EXERCISES)),
+    }
+    for name, homes in old.items():
+        for page, count in Counter(homes).items():
+            if not in_old_form(book, page):
+                where = f"{PAGES}/{page}.toml" if page in there else "no table, as there is no page"
+                yield name, 1, f"{count} entries of {page}, which belong in {where}: move them"
+    for page, table in tables_of_pages(book).items():
+        name = f"{PAGES}/{page}.toml"
+        if page not in there:
+            yield name, 1, f"there is no book/{page}.md: delete it, or rename it"
+        elif in_old_form(book, page):
+            what = (
+                "its page stands in the list old_form of tests/exceptions.toml: take it off there"
+            )
+            yield name, 1, what
+        yield from ((name, 1, what) for what in unlike_a_table(table))
+
+
+def unlike_a_table(table: dict[str, Any]) -> Iterator[str]:
+    """Keys that nothing reads, and keys that are missing."""
+    for kind in sorted(set(table) - set(KEYS)):
+        yield f"nothing reads [{kind}]; there are {', '.join(KEYS)}"
+    faults, rows, exercises = (table.get(kind, ()) for kind in KEYS)
+    named = [*((f"fault {one.get('name')}", "fault", one) for one in faults)]
+    named += [(f"row {one.get('id')}", "row", one) for one in rows]
+    named += [(f"exercise {name}", "exercise", exercises[name]) for name in exercises]
+    for name, kind, entry in named:
+        if unknown := set(entry) - KEYS[kind]:
+            yield f"{name}: nothing reads {', '.join(sorted(unknown))}"
+        if kind == "fault":
+            if missing := {"name", "rows", "find", "replace"} - set(entry):
+                yield f"{name}: it lacks {', '.join(sorted(missing))}"
+            if ("fails" in entry) == ("survives" in entry):
+                yield f"{name}: give `fails`, the cell that must fail, or `survives`, the reason"
+        elif kind == "row" and "id" not in entry:
+            yield f"{name}: it lacks id"
+
+
+def table_path(book: Book, page: str) -> Path:
+    return book.root / PAGES / f"{page}.toml"
