@@ -7,6 +7,9 @@ languages   addresses per language, and two things that translated builds lose
 search      Chinese search by pairs of characters
 translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
+strips      proofs become strips, folds are called by their titles
+predictions printed predictions get a tick or a cross
+figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       what templates are told, notebooks to download, files that no page loads
 """
 
@@ -18,12 +21,15 @@ from sphinx.config import Config
 
 from bookkit.sphinx_ext import (
     execution,
+    figures,
     languages,
     markdown,
     own_urls,
     pages,
+    predictions,
     reference,
     search,
+    strips,
     translation,
 )
 
@@ -39,11 +45,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
     parts = (execution, languages, own_urls, markdown, pages, reference, search, translation)
-    for part in parts:
+    for part in (*parts, strips, predictions, figures):
         part.setup(app)
     return {
         "version": "1",
-        "env_version": 2,
+        "env_version": 3,
         "parallel_read_safe": True,
         "parallel_write_safe": True,
     }
