@@ -15,6 +15,8 @@ import nbformat
 import pytest
 
 from bookkit.model.book import Book, Problem
+from bookkit.model.chapter import load_chapter
+from bookkit.model.claims import code_digest, ran_on
 from bookkit.stacks import matrix
 from bookkit.stacks.attempt import Checkout, Outcome
 from bookkit.stacks.record import (
@@ -112,7 +114,11 @@ def test_the_other_stacks_go_on_after_a_failure_and_without_a_python(made_up, bo
     assert "TypeError: no <such> thing" in out
     data = load_record(book)
     assert list(data) == ["floor", "pinned", "newest"]
-    assert data["floor"]["notebooks"]["01-mesh"] == {"seconds": 12}
+    digest = code_digest(load_chapter(book.source("book/01-mesh")).code)
+    assert data["floor"]["notebooks"]["01-mesh"] == {"seconds": 12, "code": digest}
+    assert "code" not in data["newest"]["notebooks"]["02-variables"]
+    assert [one.stack for one in ran_on(book, "book/01-mesh")] == ["floor", "pinned", "newest"]
+    assert [one.stack for one in ran_on(book, "book/02-variables")] == ["floor", "pinned"]
     assert data["newest"]["notebooks"]["02-variables"]["failed"] == 9
     assert data["newest"]["commit"] == "abc1234" and data["newest"]["versions"] == VERSIONS
 

@@ -14,7 +14,7 @@ from bookkit.lint.rules import CHAPTER, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, chapters
 
-PARTS = ("exercise-", "check-", "solution-")
+EXERCISE_PARTS = ("exercise-", "check-", "solution-")
 WRITTEN_MESH = "(2, 4)"
 
 
@@ -79,7 +79,7 @@ def exercises(chapter: Chapter) -> dict[str, dict[str, Cell]]:
     """{name: {"exercise-": cell, "check-": cell, "solution-": cell}} in the order of the page."""
     found: dict[str, dict[str, Cell]] = {}
     for cell in chapter.code:
-        for part in PARTS:
+        for part in EXERCISE_PARTS:
             if name := cell.tagged(part):
                 found.setdefault(name, {})[part] = cell
     return found
@@ -109,10 +109,10 @@ def exercise_cells(page: Page) -> Said:
     if not found:
         yield 1, "no exercise; tag a stub exercise-NAME, its check check-NAME, and solution-NAME"
     for name, cells in found.items():
-        if missing := [part + name for part in PARTS if part not in cells]:
+        if missing := [part + name for part in EXERCISE_PARTS if part not in cells]:
             yield next(iter(cells.values())).line, f"no cell tagged {', '.join(missing)}: add it"
             continue
-        stub, check, solution = (cells[part] for part in PARTS)
+        stub, check, solution = (cells[part] for part in EXERCISE_PARTS)
         if not stub.index < check.index < solution.index:
             yield stub.line, f"exercise {name}: the order is stub, check, solution"
         if f"answer_{name}" not in defined_names(stub.source):

@@ -35,6 +35,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Problem
+from bookkit.model.chapter import load_chapter
+from bookkit.model.claims import code_digest
 from bookkit.run.compare import differences
 from bookkit.stacks import colab
 from bookkit.stacks.attempt import (
@@ -213,6 +215,8 @@ def summary_of_stack(
         if not outcome.passed:
             error = outcome.error.splitlines()[0][:200] if outcome.error else ""
             about |= {"failed": outcome.cell, "error": error}
+        elif len(path.parts) == 1:  # the source language: whose proofs say where they were checked
+            about["code"] = code_digest(load_chapter(copy.path / f"book/{path.stem}.md").code)
         chapters[path.with_suffix("").as_posix()] = about
     first = results[0][0]
     return {
