@@ -9,6 +9,7 @@ translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
 strips      proofs become strips, folds are called by their titles
 predictions printed predictions get a tick or a cross
+mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       what templates are told, notebooks to download, files that no page loads
 """
@@ -24,6 +25,7 @@ from bookkit.sphinx_ext import (
     figures,
     languages,
     markdown,
+    mathml,
     own_urls,
     pages,
     predictions,
@@ -45,7 +47,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
     parts = (execution, languages, own_urls, markdown, pages, reference, search, translation)
-    for part in (*parts, strips, predictions, figures):
+    for part in (*parts, strips, predictions, figures, mathml):
         part.setup(app)
     return {
         "version": "1",
