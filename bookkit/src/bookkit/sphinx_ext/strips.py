@@ -127,6 +127,10 @@ def name_folds(app: Sphinx, doctree: nodes.document) -> None:
             take_title(code)
 
 
+def tick(stored: bool) -> str:
+    return f'<svg class="tick" viewBox="0 0 24 24" aria-hidden="true">{TICKS[stored]}</svg>'
+
+
 def visit_strip(self: HTML5Translator, node: Strip) -> None:
     kind = "checked stored" if node["stored"] else "checked"
     ids = f' id="{node["ids"][0]}"' if node["ids"] else ""
@@ -145,7 +149,7 @@ def visit_claim(self: HTML5Translator, node: Claim) -> None:
     stored = node.parent["stored"]
     word = _("Checked against a record") if stored else _("Checked")
     self.body.append(
-        f'<summary><svg class="tick" viewBox="0 0 24 24" aria-hidden="true">{TICKS[stored]}</svg>'
+        f"<summary>{tick(stored)}"
         f'<span class="word">{html.escape(word)}</span> '
         + self.starttag(node, "span", "", CLASS="claim")
     )
