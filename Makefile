@@ -13,7 +13,7 @@ PACKAGES := pyproject.toml bookkit/pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live sync bench lint wheel mutants mutants-meshscope kills coverage offline \
+.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills coverage offline \
 	po translations new-language linkcheck colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
@@ -52,6 +52,9 @@ serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
 
 live: venv ## rebuild and reload pages as files are saved (LANGUAGE=zh_TW for Chinese)
 	@$(RUN) bookkit live --port $(PORT) --language $(LANGUAGE)
+
+figures: venv ## draw the figures whose program, or what it reads, changed
+	@$(RUN) bookkit figures
 
 sync: venv ## write notebooks/ and shared cells from book/
 	@$(RUN) bookkit sync

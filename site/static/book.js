@@ -75,6 +75,15 @@
     });
   }
 
+  // an address that names a fold, or something in one, unfolds it
+  const unfold = () => {
+    const found = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let fold = found; fold; fold = fold.parentElement.closest("details")) if (fold.tagName === "DETAILS") fold.open = true;
+    found?.scrollIntoView();
+  };
+  addEventListener("hashchange", unfold);
+  if (location.hash) unfold();
+
   // boxes that scroll sideways can be reached by keyboard
   const reachable = () => all("pre, .cell_output > .output, .pst-scrollable-table-container, div.math").forEach((box) => {
     if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;

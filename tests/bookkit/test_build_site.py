@@ -139,7 +139,7 @@ def test_what_is_published_is_normalised(book):
     assert re.search(r"<span[^>]*>\s*</span>cell\.py\n|>cell\.py\n", article(book, ENGLISH))
 
 
-def test_pages_load_nothing_from_another_host_and_math_only_where_there_is_some(book):
+def test_pages_load_nothing_from_another_host(book):
     for file in build.expected(book):
         if file.endswith(".html"):
             page = re.sub(r"<a\b[^>]*>", "", html(book, file))
@@ -148,8 +148,6 @@ def test_pages_load_nothing_from_another_host_and_math_only_where_there_is_some(
             assert not [
                 url for url in loaded if url.startswith("https:") and not url.startswith(book.site)
             ]
-    assert "mathjax" in html(book, ENGLISH).lower()
-    assert not re.search(r"<script[^>]*mathjax", html(book, "book/00-intro.html"), re.I)
 
 
 def test_notebooks_are_offered_one_by_one_and_as_one_zip(book):

@@ -33,7 +33,7 @@ ABOUT_MACHINES = re.compile(
     r"^(?:tests|bookkit|\.ci|\.github)/"
 )  # where such paths are the subject
 NOT_TEXT = re.compile(
-    r"\.(?:woff2?|png|jpe?g|gif|ico|zip|gz|pb|lock|svg)$|^site/extra/|(?:^|/)vendor/"
+    r"\.(?:woff2?|png|jpe?g|gif|ico|zip|gz|pb|lock|svg)$|(?:^|/)vendor/"
     r"|\.min\.(?:js|css)$|^LICENSE"
 )
 

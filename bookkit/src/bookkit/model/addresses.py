@@ -72,5 +72,6 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
     for kind, folder in (("static", "_static/"), ("image", "_images/")):
         if path.startswith(folder):
             return Target(kind, path.removeprefix(folder), anchor, language)
-    made = {"notebooks.zip"} | {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
+    made = {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
+    made |= {"notebooks.zip", "claims.json"}
     return Target("file" if path in made else "unknown", path, anchor, language)

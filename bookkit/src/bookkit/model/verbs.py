@@ -5,6 +5,7 @@ VERBS = {  # in the order of a day's work
     "compare": ("run.compare", "list the outputs that differ between two executions"),
     "site": ("site.build", "build the site in every language"),
     "live": ("site.live", "rebuild and reload pages as files are saved"),
+    "figures": ("site.figures", "draw the book's figures from their programs"),
     "sync": ("words.sync", "write notebooks/ and shared cells from book/"),
     "po": ("words.po", "bring the catalogues for translators up to date"),
     "translations": ("words.report", "say what is translated, and what is broken"),

@@ -24,7 +24,7 @@ from bookkit.model.book import Book, Language, Problem, find_root
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
 
-ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip"]
+ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip", "claims.json"]
 
 
 def build_pages(book: Book) -> None:

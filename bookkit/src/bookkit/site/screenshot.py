@@ -96,7 +96,6 @@ async def photograph(port: int, site: str, options: argparse.Namespace) -> tuple
     await page.send("Page.navigate", url=f"{site}/{options.page}")
     while not any(event["method"] == "Page.loadEventFired" for event in page.events):
         await page.read()
-    await page.value("window.MathJax?.startup?.promise")
     await page.value("document.fonts.ready.then(() => true)")
     if options.at:
         found = await page.value(

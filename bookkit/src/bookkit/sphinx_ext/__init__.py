@@ -7,6 +7,11 @@ languages   addresses per language, and two things that translated builds lose
 search      Chinese search by pairs of characters
 translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
+strips      proofs become strips, folds are called by their titles
+claims      the foot of a page, the list of all claims, claims.json
+predictions printed predictions get a tick or a cross
+mathml      formulas are MathML, without a script
+figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       what templates are told, notebooks to download, files that no page loads
 """
 
@@ -17,13 +22,18 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 from bookkit.sphinx_ext import (
+    claims,
     execution,
+    figures,
     languages,
     markdown,
+    mathml,
     own_urls,
     pages,
+    predictions,
     reference,
     search,
+    strips,
     translation,
 )
 
@@ -39,11 +49,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
     parts = (execution, languages, own_urls, markdown, pages, reference, search, translation)
-    for part in parts:
+    for part in (*parts, strips, claims, predictions, figures, mathml):
         part.setup(app)
     return {
         "version": "1",
-        "env_version": 2,
+        "env_version": 3,
         "parallel_read_safe": True,
         "parallel_write_safe": True,
     }

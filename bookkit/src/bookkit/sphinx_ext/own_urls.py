@@ -30,6 +30,8 @@ class OwnUrls(SphinxTransform):
         book = Book(self.app.srcdir)
         for image in self.document.findall(nodes.image):
             found = meaning_of_url(image["uri"], book)
+            if found and found.kind == "static" and found.name.startswith("figures/"):
+                continue  # bookkit.sphinx_ext.figures puts the drawing itself there
             if found and found.kind == "static":
                 image["uri"] = f"/site/static/{found.name}"
             elif found:

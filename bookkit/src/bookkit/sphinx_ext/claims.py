@@ -1,0 +1,153 @@
+"""What the book proves: the foot of each page, the page "Everything this book proves", claims.json.
+
+The claims are those of the strips that stand on the pages, in their language; the list is filled
+when all pages were read, since it links to every one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from bookkit.model.book import Book
+from bookkit.model.claims import ran_on
+from bookkit.run.execute import stack
+from bookkit.sphinx_ext.strips import Claim, tick
+
+PAGE = "book/proves"
+COMPILED_FOR = re.compile(r"compiled for (\w+)")
+NAMES = {"python": "Python", "jax": "JAX", "flax": "Flax"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A claim as a page shows it."""
+
+    slug: str  # of its anchor, checked-SLUG
+    claim: str  # in the language of the site
+    compiler: str | None  # the one that it names: CPU, TPU
+    stored: bool
+
+
+def collect(app: Sphinx, doctree: nodes.document) -> None:
+    found = []
+    for claim in doctree.findall(Claim):
+        if claim.parent["ids"]:
+            slug = claim.parent["ids"][0].removeprefix("checked-")
+            words = "".join(child.astext() for child in claim.children if not is_note(child))
+            named = COMPILED_FOR.search(claim.rawsource)
+            compiler = named[1] if named else None
+            found.append(Shown(slug, words.strip(), compiler, claim.parent["stored"]))
+    app.env.metadata[app.env.docname]["book_claims"] = found
+
+
+def is_note(node: nodes.Node) -> bool:
+    """ "Not translated yet", which stands beside a claim."""
+    return isinstance(node, nodes.Element) and "translation-note" in node["classes"]
+
+
+def claims_by_page(app: Sphinx) -> dict[str, list[Shown]]:
+    env = app.env
+    pages = [page for page in Book(app.srcdir).pages if page in env.found_docs]
+    found = {page: env.metadata[page].get("book_claims", []) for page in pages}
+    return {page: claims for page, claims in found.items() if claims}
+
+
+def heading(app: Sphinx, page: str) -> list[nodes.Node]:
+    """A page's title, with the number of its chapter."""
+    number = re.match(r"(\d\d)-", page.rsplit("/", 1)[-1])
+    title = app.env.titles[page].deepcopy().children
+    return [nodes.Text(f"{int(number[1])} · "), *title] if number and int(number[1]) else title
+
+
+def anchor_of(page: str) -> str:
+    return page.rsplit("/", 1)[-1]
+
+
+def list_contents(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """The page's own contents name the pages that claim something; it is written each time."""
+    if PAGE not in env.found_docs:
+        return []
+    entries = nodes.bullet_list()
+    by_page = claims_by_page(app)
+    for page in by_page:
+        where = {"refuri": PAGE, "anchorname": f"#{anchor_of(page)}", "internal": True}
+        link = nodes.reference("", "", *heading(app, page), **where)
+        entries += nodes.list_item("", addnodes.compact_paragraph("", "", link))
+    top = env.tocs[PAGE][0]
+    del top[1:]
+    if by_page:
+        top += entries
+    env.toc_num_entries[PAGE] = 1 + len(by_page)
+    anchors = env.metadata[PAGE].setdefault("book_anchors", set())
+    anchors |= {anchor_of(page) for page in by_page}
+    return [PAGE]
+
+
+def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Every claim, by page, each linked to its strip."""
+    if docname != PAGE:
+        return
+    top = next(doctree.findall(nodes.section))
+    for page, claims in claims_by_page(app).items():
+        title = nodes.title("", "", *heading(app, page))
+        section = nodes.section("", title, ids=[anchor_of(page)])
+        items = nodes.bullet_list(classes=["claims-list"])
+        for claim in claims:
+            there = f"{app.builder.get_relative_uri(PAGE, page)}#checked-{claim.slug}"
+            link = nodes.reference("", claim.claim, refuri=there, internal=True)
+            item = nodes.list_item(classes=["stored"] if claim.stored else [])
+            item += nodes.raw("", tick(claim.stored), format="html")
+            item += addnodes.compact_paragraph("", "", link)
+            items += item
+        section += items
+        top += section
+
+
+def foot(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """How many claims the page checks, and where its very code ran: here first, then as recorded."""
+    claims = app.env.metadata.get(pagename, {}).get("book_claims", [])
+    if not claims:
+        return
+    book = Book(app.srcdir)
+    context["book_claims"] = len(claims)
+    recorded = [one.versions for one in ran_on(book, pagename)]
+    context["book_ran_on"] = list(dict.fromkeys(map(spelled, [stack(), *recorded])))
+    if PAGE in app.env.found_docs:
+        up = app.builder.get_relative_uri(pagename, PAGE)
+        context["book_proves_url"] = f"{up}#{anchor_of(pagename)}"
+
+
+def spelled(versions: dict[str, str]) -> str:
+    return ", ".join(f"{NAMES[key]} {versions[key]}" for key in NAMES if key in versions)
+
+
+def write_json(app: Sphinx, exception: Exception | None) -> None:
+    if exception or app.builder.format != "html":
+        return
+    book = Book(app.srcdir)
+    language = book.language(app.config.language)
+    found = []
+    for page, claims in claims_by_page(app).items():
+        url = book.page_url(page, language)
+        found += [{"page": url, "url": f"{url}#checked-{one.slug}"} | asdict(one) for one in claims]
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    Path(app.outdir, "claims.json").write_text(text, "utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", collect, priority=880)  # in the page's language
+    app.connect("env-updated", list_contents)
+    app.connect("doctree-resolved", fill)
+    app.connect("html-page-context", foot)
+    app.connect("build-finished", write_json)

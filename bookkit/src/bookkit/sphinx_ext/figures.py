@@ -1,0 +1,217 @@
+"""Figures and captioned tables: inlined, numbered, with an anchor each.
+
+A paragraph with nothing but one of the book's own images, …/_static/figures/NAME.svg, is a figure:
+the drawing book/figures/NAME.svg stands in the page, where it sees the theme. A paragraph all in
+*…* that follows a figure or a table is its caption. Readers of Colab see the same as an image with
+a line below. Images inside a sentence or a table are inlined too, without a caption.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.locale import _
+from sphinx.transforms import SphinxTransform
+from sphinx.util import logging
+from sphinx.writers.html5 import HTML5Translator
+
+from bookkit.model.addresses import meaning_of_url
+from bookkit.model.book import Book
+from bookkit.sphinx_ext.strips import is_translation
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "figures/"  # of _static, and of book/
+WORDS_OF_ANCHOR = 6
+
+
+class Figure(nodes.figure):
+    """A drawing, or a table, with what is said below it."""
+
+
+class Caption(nodes.caption):
+    """The sentences below; `number` is "Figure 9.1"."""
+
+
+class Captions(SphinxTransform):
+    default_priority = 6  # before messages are collected (10) and translated (20)
+
+    def apply(self, **_: Any) -> None:
+        if is_translation(self.document):
+            return
+        book = Book(self.app.srcdir)
+        taken: set[str] = set()
+        for paragraph in list(self.document.findall(nodes.paragraph)):
+            name = figure_in(paragraph, book)
+            if name is not None:
+                image = next(paragraph.findall(nodes.image))
+                paragraph.replace_self(made := Figure("", image, name=name))
+                finish_figure(made, image, f"fig-{name}", taken)
+        for table in list(self.document.findall(nodes.table)):
+            if caption := caption_after(table):
+                made = Figure(name="", classes=["tabled"])
+                table.parent.replace(table, made)
+                made += table
+                anchor = f"table-{slug(caption.astext())}"
+                finish_figure(made, table, anchor, taken)
+        number_captions(self.document, chapter_number(self.env.docname))
+
+
+def without_blanks(node: nodes.Element) -> list[nodes.Node]:
+    return [child for child in node.children if child.astext() or not isinstance(child, nodes.Text)]
+
+
+def figure_in(paragraph: nodes.paragraph, book: Book) -> str | None:
+    """The name of the figure that is all of this paragraph."""
+    children = without_blanks(paragraph)
+    if len(children) == 1 and isinstance(children[0], nodes.image):
+        if not isinstance(paragraph.parent, (nodes.entry, nodes.list_item)):
+            return figure_name(children[0], book)
+    return None
+
+
+def figure_name(image: nodes.image, book: Book) -> str | None:
+    """NAME, if an image is book/figures/NAME.svg by its published address."""
+    found = meaning_of_url(image["uri"], book)
+    if found and found.kind == "static" and found.name.startswith(FOLDER):
+        return found.name.removeprefix(FOLDER).removesuffix(".svg")
+    return None
+
+
+def caption_after(node: nodes.Element) -> nodes.paragraph | None:
+    """The paragraph after a node, if it is emphasised as a whole."""
+    after = node.next_node(descend=False, siblings=True, ascend=False)
+    if isinstance(after, nodes.paragraph):
+        children = without_blanks(after)
+        if len(children) == 1 and isinstance(children[0], nodes.emphasis):
+            return after
+    return None
+
+
+def finish_figure(made: Figure, inside: nodes.Element, anchor: str, taken: set[str]) -> None:
+    """Its anchor, and its caption, whose raw source stays what translators see."""
+    others = (f"{anchor}-{number}" for number in count(2))
+    made["ids"] = [
+        anchor if anchor not in taken else next(one for one in others if one not in taken)
+    ]
+    taken.update(made["ids"])
+    made.source, made.line = inside.source, inside.line
+    if paragraph := caption_after(made):
+        caption = Caption(paragraph.rawsource, "", *paragraph.children, number="")
+        caption.source, caption.line = paragraph.source, paragraph.line
+        paragraph.parent.remove(paragraph)
+        made += caption
+
+
+def slug(text: str) -> str:
+    """The first words of the first sentence, as an anchor."""
+    sentence = re.split(r"[.:;?!](?:\s|$)", text)[0]
+    return "-".join(re.findall(r"[a-z0-9]+", sentence.lower())[:WORDS_OF_ANCHOR])
+
+
+def chapter_number(page: str) -> str:
+    """ "9." for book/09-fsdp; nothing for a page without a number."""
+    found = re.match(r"(\d\d)-", page.rsplit("/", 1)[-1])
+    return f"{int(found[1])}." if found and int(found[1]) else ""
+
+
+def number_captions(document: nodes.document, chapter: str) -> None:
+    figures, tables = count(1), count(1)
+    for caption in document.findall(Caption):
+        if caption.parent["name"]:
+            caption["number"] = _("Figure {number}").format(number=f"{chapter}{next(figures)}")
+        else:
+            caption["number"] = _("Table {number}").format(number=f"{chapter}{next(tables)}")
+
+
+def draw(app: Sphinx, doctree: nodes.document) -> None:
+    """Put drawings where their images stand, and captions out of their emphasis."""
+    for caption in doctree.findall(Caption):
+        unwrap(caption)
+    if app.builder.format != "html":
+        return
+    book, seen = Book(app.srcdir), count(1)
+    for image in list(doctree.findall(nodes.image)):
+        name = figure_name(image, book)
+        if name is None:
+            continue
+        path = Path(app.srcdir, "book", FOLDER, f"{name}.svg")
+        app.env.note_dependency(str(path))
+        if not path.exists():
+            logger.warning(
+                "there is no book/%s%s.svg: `make figures` draws it", FOLDER, name, location=image
+            )
+            continue
+        svg = inlined(path.read_text("utf-8"), image.get("alt", ""), f"d{next(seen)}-")
+        image.parent.replace(image, nodes.raw("", svg, format="html"))
+
+
+def unwrap(caption: Caption) -> None:
+    """Of *…*, which says that it is a caption, only what is inside is shown."""
+    for child in without_blanks(caption)[:1]:
+        if isinstance(child, nodes.emphasis):
+            child.replace_self(child.children)
+
+
+def inlined(svg: str, alt: str, prefix: str) -> str:
+    """A drawing as a part of a page: the page's ink, its translated alternative, ids of its own."""
+    svg = svg[svg.find("<svg") :].strip()
+    root, end, rest = svg.partition(">")
+    root = re.sub(r'\s(?:color|role|aria-label|xmlns|width|height)="[^"]*"', "", root)
+    label = f' role="img" aria-label="{html.escape(alt)}"' if alt else ' aria-hidden="true"'
+    if size := re.search(r'viewBox="[\d.-]+ [\d.-]+ ([\d.]+) ([\d.]+)"', root):
+        label += f' width="{size[1]}" height="{size[2]}"'
+    for name in re.findall(r'\bid="([^"]+)"', rest):
+        rest = re.sub(
+            rf'(\bid="|url\(#|href="#){re.escape(name)}(?=["\)])', rf"\g<1>{prefix}{name}", rest
+        )
+    return f"{root}{label}{end}{rest}"
+
+
+def visit_figure(self: HTML5Translator, node: Figure) -> None:
+    self.body.append(self.starttag(node, "figure", CLASS="drawn" if node["name"] else ""))
+
+
+def depart_figure(self: HTML5Translator, node: Figure) -> None:
+    self.body.append("</figure>\n")
+
+
+def visit_caption(self: HTML5Translator, node: Caption) -> None:
+    self.body.append(self.starttag(node, "figcaption", ""))
+    self.body.append(f'<span class="caption-number">{html.escape(node["number"])}</span> ')
+
+
+def depart_caption(self: HTML5Translator, node: Caption) -> None:
+    title = _("Link to this figure") if node.parent["name"] else _("Link to this table")
+    anchor = node.parent["ids"][0]
+    self.body.append(
+        f'<a class="headerlink" href="#{anchor}" title="{html.escape(title)}">#</a></figcaption>\n'
+    )
+
+
+def offer(app: Sphinx, exception: Exception | None) -> None:
+    """The files themselves, which notebooks in Colab load."""
+    if exception or app.builder.format != "html":
+        return
+    target = Path(app.outdir, "_static", FOLDER)
+    shutil.rmtree(target, ignore_errors=True)
+    drawings = sorted(Path(app.srcdir, "book", FOLDER).glob("*.svg"))
+    if drawings:
+        target.mkdir(parents=True)
+        for path in drawings:
+            shutil.copyfile(path, target / path.name)
+
+
+def setup(app: Sphinx) -> None:
+    app.add_node(Figure, html=(visit_figure, depart_figure))
+    app.add_node(Caption, html=(visit_caption, depart_caption))
+    app.add_transform(Captions)
+    app.connect("doctree-read", draw, priority=870)  # after alternatives are translated
+    app.connect("build-finished", offer)

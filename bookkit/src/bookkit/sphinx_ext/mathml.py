@@ -1,0 +1,51 @@
+"""Formulas are MathML when the page is built: browsers draw it without a script."""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+
+from docutils import nodes
+from math_core import LatexError, LatexToMathML
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.writers.html5 import HTML5Translator
+
+logger = logging.getLogger(__name__)
+
+ENVIRONMENT = re.compile(r"\\begin\{(equation|displaymath|math)(\*?)\}(.*)\\end\{\1\2\}", re.S)
+
+
+@functools.cache
+def converter() -> LatexToMathML:
+    return LatexToMathML(fancy_error=False)
+
+
+def mathml(node: nodes.Element, block: bool) -> str:
+    """A formula for the page; what cannot be read is a warning, which fails the build."""
+    tex = node.astext().strip()
+    if environment := ENVIRONMENT.fullmatch(tex):
+        tex = environment[3].strip()
+    try:
+        return converter().convert_with_local_state(tex, displaystyle=block)
+    except LatexError as error:
+        logger.warning("this formula cannot be shown: %s (%s)", tex, error, location=node)
+        return f"<code>{html.escape(tex)}</code>"
+
+
+def visit_inline(self: HTML5Translator, node: nodes.Element) -> None:
+    self.body.append(mathml(node, block=False))
+    raise nodes.SkipNode
+
+
+def visit_block(self: HTML5Translator, node: nodes.Element) -> None:
+    made = mathml(node, block=True)
+    self.body.append(
+        f"{self.starttag(node, 'div', CLASS='math notranslate nohighlight')}{made}</div>\n"
+    )
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))
