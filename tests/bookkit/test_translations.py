@@ -4,11 +4,13 @@ Real catalogues are copied, one message is broken in one way, and the check must
 """
 import re
 import shutil
+import tomllib
 
 import pytest
 
 from bookkit.model.book import Book, Problem
-from bookkit.words import catalogues, po
+from bookkit.model.chapter import parse
+from bookkit.words import catalogues, po, untranslated
 from bookkit.words import report as translations
 from bookkit.words.catalogues import Catalogue
 from bookkit.words.checks import (
@@ -21,15 +23,16 @@ from bookkit.words.checks import (
     unlike_english,
     without_english,
 )
+from bookkit.words.messages import Lines, messages_of_page
+from bookkit.words.notebooks import BADGE, messages_in_markdown
 from bookkit.words.report import (
     BROKEN,
     check_catalogue,
     check_files,
     check_language,
     is_markdown,
-    line_of,
 )
-from toy import ROOT
+from toy import FRONT, ROOT
 
 BOOK = Book()
 LANGUAGES = BOOK.languages[1:]
@@ -50,6 +53,31 @@ def test_no_translation_lost_anything_and_words_are_the_books_own(language):
 def test_gettext_accepts_every_catalogue(language):  # with msgfmt -c too, where it is installed
     found = list(check_files(BOOK, language, MSGFMT))
     assert not found, "\n".join(["", *found])
+
+
+@pytest.fixture(scope="module")
+def messages():
+    """The messages of the book as it is."""
+    return po.every_message(BOOK)
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
+def test_all_is_translated_but_what_may_wait(messages, language):
+    parts = translations.parts_of(BOOK, language, messages)
+    now = untranslated.left(BOOK, ((name, part.counts) for name, part in parts.items()))
+    listed = untranslated.allowed(BOOK, language)
+    found = [] if listed is None else list(untranslated.wrong(language, listed, now))
+    assert not found, "\n".join(["", *found])
+
+
+@pytest.mark.parametrize("page", BOOK.chapters)
+def test_all_that_a_notebook_says_is_in_the_pages_catalogue(messages, page):
+    known = {message.text for message in messages[page]}
+    for cell in parse(page, BOOK.source(page).read_text("utf-8")).cells:
+        if cell.kind == "markdown":
+            texts = messages_in_markdown(BADGE.sub("", cell.source))
+            assert not [text for text in texts if catalogues.has_words(text) and text not in known]
+        assert cell.claim is None or cell.claim in known
 
 
 # A copy of them, broken on purpose.
@@ -181,7 +209,7 @@ def test_what_msgfmt_says_is_passed_on(book, tmp_path):
     refuses.write_text("#!/bin/sh\necho 'bad entry' >&2\nexit 1\n")
     refuses.chmod(0o755)
     found = list(check_files(book, LANGUAGES[0], str(refuses)))
-    assert len(found) == len(list(catalogues.catalogue_folder(book, LANGUAGES[0]).rglob("*.po")))
+    assert len(found) == len(list((book.root / "locale").rglob("*.po")))
     assert "msgfmt -c says:\nbad entry" in found[0]
 
 
@@ -272,6 +300,25 @@ def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys)
     assert re.search(r"missing: This paragraph.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M)
 
 
+def test_the_report_fails_for_what_is_not_on_the_list_and_writes_what_is_left(edited, monkeypatch, capsys):
+    root = edited[0].root
+    lists = root / "tests" / "exceptions.toml"
+    lists.parent.mkdir()
+    lists.write_text("old_form = []\n\n[untranslated.zh_TW]\n02-variables = 2\n")
+    book = Book(root)
+    again = (book, *edited[1:])
+    status, _, err = report(again, monkeypatch, capsys)
+    assert status == BROKEN and "01-mesh: 2 messages are not translated, it is not on the list" in err
+    assert "02-variables: none of 2 messages left" in err
+    status, out, err = report(again, monkeypatch, capsys, "--count")
+    assert status == BROKEN and "02-variables" not in err and "0 messages may be left untranslated, 2 before" in out
+    status, out, err = report((Book(root), *edited[1:]), monkeypatch, capsys, "--count", "01-mesh")
+    assert status == 0, err
+    assert tomllib.loads(lists.read_text()) == {"old_form": [], "untranslated": {"zh_TW": {"01-mesh": 2}}}
+    lists.unlink()
+    lists.parent.rmdir()
+
+
 def test_what_is_broken_exits_with_2_and_says_where(edited, monkeypatch, capsys):
     book = edited[0]
     name, _ = change(book, r"\b2026\b", "2025", english="2026")
@@ -287,7 +334,116 @@ def test_without_msgfmt_it_says_so_or_fails(edited, monkeypatch, capsys):
         translations.main(["--msgfmt"], edited[0].root)
 
 
+# What may wait.
+
+
+def test_only_pages_on_the_list_may_be_incomplete():
+    language = LANGUAGES[0]
+    now = {"01-mesh": 3, "02-variables": 0, "code/shared": 1}
+
+    def wrong(**listed):
+        return " ".join(untranslated.wrong(language, {name.replace("_", "/"): n for name, n in listed.items()}, now))
+
+    assert not list(untranslated.wrong(language, {"01-mesh": 3, "code/shared": 1}, now))
+    assert "01-mesh: 3 messages are not translated, it is not on the list" in wrong(code_shared=1)
+    assert "code/shared: 1 messages are not translated" in wrong(**{"01-mesh": 3})
+    assert "only 2 may be" in wrong(**{"01-mesh": 2}) and "--count 01-mesh" in wrong(**{"01-mesh": 2})
+    assert "01-mesh: 3 of 9 messages left" in wrong(**{"01-mesh": 9}) and "`bookkit translations --count`" in wrong(**{"01-mesh": 9})
+    assert "02-variables: none of 2 messages left" in wrong(**{"02-variables": 2})
+    assert "there is no page or catalogue 12-gone" in wrong(**{"12-gone": 2})
+
+
+def test_numbers_fall_by_themselves_and_rise_only_for_rewritten_pages():
+    listed, now = {"a": 3, "b": 2, "gone": 1}, {"a": 1, "b": 4, "c": 5, "code/shared": 0}
+    assert untranslated.lowered(listed, now, []) == {"a": 1, "b": 2}
+    assert untranslated.lowered(listed, now, ["c", "b", "code/shared"]) == {"a": 1, "b": 4, "c": 5}
+    with pytest.raises(Problem, match="no page or catalogue d"):
+        untranslated.lowered(listed, now, ["d"])
+
+
+@pytest.mark.parametrize("text", [
+    'x = 1\n\n[untranslated.zh_TW]\n01-mesh = 3  # why\n"code/shared" = 1\n\n# about ja\n[untranslated.ja]\na = 1\n',
+    "x = 1\n\n# about ja\n[untranslated.ja]\na = 1",
+    "x = 1\n[untranslated.zh_TW]\n# about ja\n[untranslated.ja]\na = 1\n",
+])
+def test_the_list_is_written_and_all_else_in_its_file_stays(tmp_path, text):
+    path, new = tmp_path / "exceptions.toml", {"02-variables": 7, "code/shared": 2}
+    path.write_text(text)
+    untranslated.write_list(path, LANGUAGES[0], new)
+    assert tomllib.loads(path.read_text()) == {"x": 1, "untranslated": {"zh_TW": new, "ja": {"a": 1}}}
+    assert "# about ja" in path.read_text()
+    untranslated.write_list(path, LANGUAGES[0], {})
+    assert tomllib.loads(path.read_text())["untranslated"]["zh_TW"] == {}
+
+
+@pytest.mark.parametrize("text", ["untranslated = []", "untranslated = ['01-mesh']", "[untranslated.zh_TW]\n01-mesh = 0",
+                                  "[untranslated.zh_TW]\n01-mesh = true"])
+def test_a_list_that_cannot_be_read_says_so(book, text):
+    (book.root / "tests").mkdir()
+    (book.root / "tests" / "exceptions.toml").write_text(text)
+    if text.endswith("[]"):  # as if there were none
+        assert untranslated.allowed(book, LANGUAGES[0]) is None
+    else:
+        with pytest.raises(Problem, match="tests/exceptions.toml: untranslated"):
+            untranslated.allowed(book, LANGUAGES[0])
+
+
+def test_a_page_that_waits_may_lack_what_only_a_whole_page_can_have(book):
+    terms = book.root / "locale" / "zh_TW" / "terms.toml"
+    with terms.open("a", encoding="utf-8") as file:
+        file.write('\n[[exception]]\npage = "book/01-mesh"\ncheck = "term"\ntext = "設備"\nreason = "?"\n')
+    path = catalogues.catalogue_folder(book, LANGUAGES[0]) / "book" / "01-mesh.po"
+    catalogue = catalogues.read_catalogue(path)
+    for entry in catalogue:
+        if re.search("網格.{0,2}（[^（）]*mesh", entry.msgstr):
+            entry.flags = ["fuzzy"]
+    catalogue.save(str(path))
+    said = " ".join(map(str, check_language(book, LANGUAGES[0])))
+    assert "nothing is excepted any more" in said and "網格" in said and "never with its English" in said
+    (book.root / "tests").mkdir()
+    (book.root / "tests" / "exceptions.toml").write_text("[untranslated.zh_TW]\n01-mesh = 1\n")
+    assert not check_language(Book(book.root), LANGUAGES[0])
+
+
+# Claims and folds.
+
+
+PROOF = """# T
+
+Before.
+
+<details class="predict">
+<summary>Answer, in `code`</summary>
+
+Inside.
+
+</details>
+
+```{code-cell} ipython3
+:tags: [proof, hide-cell, id-one]
+
+# @title Checked: all is `well`
+assert True  # or not
+```
+
+After.
+"""
+
+
+def test_claims_and_summaries_stand_in_their_places(tmp_path):
+    book = a_copy(tmp_path)
+    (tmp_path / "book").mkdir()
+    page = tmp_path / "book" / "01-mesh.md"
+    page.write_text(FRONT + "\n" + PROOF, "utf-8")
+    found = messages_of_page(book, "book/01-mesh", ["T", "Before.", "Inside.", "After."])
+    in_place = ["T", "Before.", "Answer, in `code`", "Inside.", "all is `well`", "After."]
+    assert [message.text for message in found] == in_place
+    assert found[4].comment == "What the code of a folded cell proves." and "fold" in found[2].comment
+    assert [one.text for one in messages_of_page(book, "book/01-mesh", in_place)] == in_place  # Sphinx had them
+    assert messages_of_page(book, "book/01-mesh", in_place)[4].comment
+
+
 def test_the_line_of_a_message():
     source = "# Title\n\nOne line\nand another.\n\n> [!NOTE]\n> **Bold** words.\n\n| a | cell |\n|---|---|\n| b | some words |\n- an item\n  goes on\n"
     texts = ["Title", "One line and another.", "**Bold** words.", "some words", "an item goes on", "nowhere"]
-    assert [line_of(source, text) for text in texts] == [1, 3, 7, 11, 12, 0]
+    assert [Lines(source).of(text) for text in texts] == [1, 3, 7, 11, 12, 0]

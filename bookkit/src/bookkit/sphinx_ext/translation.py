@@ -14,14 +14,15 @@ from sphinx.application import Sphinx
 from sphinx.util.nodes import extract_messages
 
 from bookkit.model.book import Book
-from bookkit.words import catalogues
+from bookkit.words import catalogues, untranslated
 from bookkit.words.catalogues import State
 from bookkit.words.comments import with_comments
 from bookkit.words.drawn import Translator
-from bookkit.words.messages import code_messages
+from bookkit.words.messages import code_messages, messages_of_page
+from bookkit.words.notebooks import with_summaries
 from bookkit.words.notes import Notes
 
-ENOUGH = 90  # per cent of a page; with less, it carries a banner
+ENOUGH = 90  # per cent of a page; with less, or where it was rewritten, it carries a banner
 PYTHON = {"ipython3", "ipython", "python", "python3"}
 
 
@@ -43,9 +44,14 @@ def translate_page(app: Sphinx, doctree: nodes.document) -> None:
             app.env.note_dependency(str(path))
     translate_comments(doctree, catalogues.for_code(book, language, page))
     translate_drawings(doctree, translator(app, page))
+    translate_summaries(doctree, catalogues.Catalogue(folder / f"{page}.po").translations)
     slant_latin(doctree)
     states = mark_untranslated(book, language, page, doctree)
-    counted = list(states.values())
+    catalogue = catalogues.catalogues_of_page(book, language, page)["text"]
+    extra = [
+        message.text for message in messages_of_page(book, page, [])
+    ]  # claims, and summaries as above
+    counted = list({**states, **catalogue.states(extra)}.values())
     if own := catalogues.catalogues_of_page(book, language, page).get("code"):
         messages = messages_of_build(app)[catalogues.code_name(page)]
         counted += own.states(message.text for message in messages).values()
@@ -86,6 +92,16 @@ def translate_drawings(doctree: nodes.document, translator: Translator) -> None:
     for raw in doctree.findall(nodes.raw):
         if "html" in raw.get("format", "").split():
             new = translator.output(raw.astext())
+            if new != raw.astext():
+                raw.rawsource, raw.children = new, []
+                raw += nodes.Text(new)
+
+
+def translate_summaries(doctree: nodes.document, messages: dict[str, str]) -> None:
+    """The summaries of folds, where they are HTML as an author wrote it."""
+    for raw in doctree.findall(nodes.raw):
+        if "html" in raw.get("format", "").split() and "<summary>" in raw.astext():
+            new = with_summaries(raw.astext(), messages)
             if new != raw.astext():
                 raw.rawsource, raw.children = new, []
                 raw += nodes.Text(new)
@@ -133,11 +149,15 @@ def banner(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
     done, total = app.env.metadata.get(pagename, {}).get("book_translation", (0, 0))
-    if total and 100 * done < ENOUGH * total:
-        book = Book(app.srcdir)
+    book = Book(app.srcdir)
+    listed = untranslated.allowed(book, book.language(app.config.language)) or {}
+    rewritten = untranslated.short_name(book, pagename) in listed
+    if total and (100 * done < ENOUGH * total or rewritten):
         context["book_translation"] = {
             "done": done,
+            "left": total - done,
             "total": total,
+            "rewritten": rewritten,
             "how": f"{book.repo}/blob/{book.ref}/TRANSLATING.md",
         }
 

@@ -5,6 +5,7 @@
     code/shared.po       the same of book/cells/
     drawings.po          what meshscope's drawings say
     sphinx.po            the words of the site's templates
+    ../memory.po         what was translated once and is not in the book now, of every catalogue
 
 A message is `translated`, `stale` (its English was edited since) or `missing`. Text without words,
 such as a formula, needs no translation.
@@ -13,6 +14,7 @@ such as a formula, needs no translation.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +25,13 @@ from typing import Literal
 import polib
 
 from bookkit.model.book import Book, Language
+from bookkit.model.chapter import CHECKED, parse
 
 State = Literal["translated", "stale", "missing"]
+CLAIM_WORDS = CHECKED + "{claim}"  # the title of a proof in a notebook
 ALIKE = 0.6  # how much of a text must be left for it to count as the same text, edited
+ALIKE_ELSEWHERE = 0.75  # and if it stood on another page, or long ago
+WORDS_ALIKE = 0.5  # of those, texts that share fewer words are not compared sign by sign
 WITHOUT_WORDS = re.compile(  # code, pictures (their alt is a message of its own), formulas, …
     r"(`+).+?\1|!\[[^\]]*\]\(\S*\)|\$\$.+?\$\$|\$[^$]+\$|https?://\S+|<[^<>]+>|[^\W\d_]\b|[\W\d_]+",
     re.S,
@@ -125,9 +131,18 @@ def catalogues_of_page(book: Book, language: Language, page: str) -> dict[str, C
 
 
 def for_code(book: Book, language: Language, page: str) -> dict[str, str]:
-    """Translations for a chapter's cells and drawings."""
-    paths = paths_of_code(catalogue_folder(book, language), page)
-    return {text: new for path in paths for text, new in Catalogue(path).translations.items()}
+    """Translations for a chapter's cells and drawings; the titles of proofs have their claims'."""
+    folder = catalogue_folder(book, language)
+    found = {
+        text: new
+        for path in paths_of_code(folder, page)
+        for text, new in Catalogue(path).translations.items()
+    }
+    text, words = Catalogue(folder / f"{page}.po").translations, words_of_site(book, language)
+    for cell in parse(page, book.source(page).read_text("utf-8")).code:
+        if cell.claim in text:
+            found[CHECKED + cell.claim] = words(CLAIM_WORDS).format(claim=text[cell.claim])
+    return found
 
 
 def names_for_code(page: str) -> tuple[str, ...]:
@@ -145,63 +160,117 @@ def words_of_site(book: Book, language: Language) -> Callable[[str], str]:
     return lambda text: translations.get(text, text)
 
 
+# What is known from all catalogues.
+
+
+def memory_path(book: Book, language: Language) -> Path:
+    """Not below LC_MESSAGES: no page is shown with it."""
+    return catalogue_folder(book, language).parent / "memory.po"
+
+
+def remembered(paths: Iterable[Path]) -> dict[str, str]:
+    """Every English text that these catalogues know a finished translation of.
+
+    First what is in use, then what is kept of text that is gone (`#~`) or was edited (`#| msgid`).
+    """
+    used, kept = dict[str, str](), dict[str, str]()
+    for path in paths:
+        for entry in read_catalogue(path):
+            if not entry.msgstr:
+                continue
+            if entry.fuzzy and entry.previous_msgid:
+                kept.setdefault(entry.previous_msgid, entry.msgstr)
+            elif not entry.fuzzy:
+                (kept if entry.obsolete else used).setdefault(entry.msgid, entry.msgstr)
+    return {**kept, **used}
+
+
 # Bringing a catalogue up to date.
 
 
 def updated(
-    old: polib.POFile | None, messages: Collection[Message], memory: Mapping[str, str]
+    old: polib.POFile | None,
+    messages: Collection[Message],
+    memory: Mapping[str, str],
+    everywhere: Collection[str] = (),
 ) -> list[polib.POEntry]:
     """The entries of a catalogue for these messages, what was translated kept.
 
-    A new message whose very text is translated elsewhere in the book (`memory`) has that
-    translation. Any other takes over the translation of a similar one that is gone, or of the one that
-    stood in its place: it becomes fuzzy, and keeps the earlier English as `#| msgid`. Finished
-    translations of text that is gone stay at the end (`#~`), in case the text comes back.
+    A new message whose very text is translated elsewhere in the book, or was once (`memory`), has
+    that translation. Any other takes over the translation of a similar one that is gone, from this
+    page or from the book (`everywhere` has all its texts), or of the one that stood in its place: it
+    becomes fuzzy, and keeps the earlier English as `#| msgid`. What no message uses any more is
+    left out, and kept by the catalogue of what is `unused`.
     """
-    before = {entry.msgid: entry for entry in old or ()}
+    before = {entry.msgid: entry for entry in old or () if not entry.obsolete}
     texts = dict.fromkeys(message.text for message in messages)
-    gone = {text: entry for text, entry in before.items() if entry.msgstr and text not in texts}
-    new = [text for text in texts if text not in before and text not in memory]
+    gone = {
+        text: Earlier(
+            (entry.fuzzy and entry.previous_msgid) or text, entry.msgstr, entry.tcomment, here=True
+        )
+        for text, entry in before.items()
+        if entry.msgstr and text not in texts
+    }
+    for text, known in memory.items():
+        if text not in gone and text not in texts and text not in everywhere:
+            gone[text] = Earlier(text, known)
+    unknown = [text for text in texts if text not in before and text not in memory]
+    new = [text for text in unknown if has_words(text)]
+    moved = {text for text in gone if text in everywhere}
     order = [message.text for message in messages]
-    successors = dict(predecessors(list(before.values()), order, new, gone))
+    successors = dict(predecessors(list(before.values()), order, new, gone, moved))
     entries = []
     for message in messages:
         entry = polib.POEntry(
             msgid=message.text, comment=message.comment, flags=list(message.flags)
         )
-        if kept := before.get(message.text):
+        kept, same = before.get(message.text), memory.get(message.text)
+        edited = kept and kept.fuzzy and kept.previous_msgid
+        if kept and (same is None or (kept.msgstr and not edited)):
             entry.msgstr, entry.previous_msgid = kept.msgstr, kept.previous_msgid
             entry.tcomment = kept.tcomment
             entry.flags += [flag for flag in kept.flags if flag not in entry.flags]
-        elif known := memory.get(message.text):
-            entry.msgstr = known
+        elif same is not None:
+            entry.msgstr = same
+            entry.tcomment = kept.tcomment if kept else ""
         elif predecessor := successors.get(message.text):
-            was = gone.pop(predecessor)
-            entry.msgstr, entry.tcomment = was.msgstr, was.tcomment
-            entry.previous_msgid = (was.fuzzy and was.previous_msgid) or was.msgid
+            was = gone[predecessor]
+            entry.msgstr, entry.tcomment = was.translation, was.comment
+            entry.previous_msgid = was.english
             entry.flags.append("fuzzy")
         entries.append(entry)
-    for text, was in gone.items():
-        if not was.fuzzy:
-            entries.append(polib.POEntry(msgid=text, msgstr=was.msgstr, obsolete=True))
     return entries
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A translation whose English is gone."""
+
+    english: str  # that it was made from
+    translation: str
+    comment: str = ""  # the translator's own
+    here: bool = False  # on this page, just now
 
 
 def predecessors(
     old: Sequence[polib.POEntry],
     order: Sequence[str],
     new: Sequence[str],
-    gone: Mapping[str, polib.POEntry],
+    gone: Mapping[str, Earlier],
+    moved: Collection[str] = (),
 ) -> Iterator[tuple[str, str]]:
-    """(new text, text that it replaces): the most similar first, then by place."""
+    """(new text, text that it replaces): the most similar first, then by place.
+
+    In the place of a text that `moved` to another page there is a new one.
+    """
     left, done = dict.fromkeys(gone), set[str]()
-    scores = ((alike(text, was), text, was) for text in new for was in left)
-    for _, text, was in sorted((found for found in scores if found[0] >= ALIKE), reverse=True):
+    scores = ((likeness(text, was, gone[was].here), text, was) for text in new for was in left)
+    for _, text, was in sorted((found for found in scores if found[0]), reverse=True):
         if text not in done and was in left:
             done.add(text)
             del left[was]
             yield text, was
-    known = ["", *(entry.msgid for entry in old if not entry.obsolete), "\0"]
+    known = ["", *(entry.msgid for entry in old), "\0"]
     now = ["", *order, "\0"]
     for text in new:
         at = now.index(text)
@@ -209,22 +278,44 @@ def predecessors(
         if text in done or before not in known or after not in known:
             continue
         start, end = known.index(before) + 1, known.index(after)
-        if end - start == 1 and known[start] in left:
+        if end - start == 1 and known[start] in left and known[start] not in moved:
             del left[known[start]]
             yield text, known[start]
 
 
-def update(
-    path: Path,
-    messages: Collection[Message],
-    title: str,
-    code: str,
-    memory: Mapping[str, str],
-    dry: bool = False,
+def likeness(text: str, was: str, here: bool) -> float:
+    """How much an earlier text has in common with a new one, if it is enough; else 0."""
+    if here:
+        score = alike(text, was)
+        return score if score >= ALIKE else 0.0
+    shared, size = (
+        len(bag_of_words(text) & bag_of_words(was)),
+        len(bag_of_words(text)) + len(bag_of_words(was)),
+    )
+    if 2 * shared < WORDS_ALIKE * size:
+        return 0.0
+    score = alike(text, was)
+    return score if score >= ALIKE_ELSEWHERE else 0.0
+
+
+@functools.cache
+def bag_of_words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.lower()))
+
+
+def unused(memory: Mapping[str, str], used: Collection[str]) -> list[polib.POEntry]:
+    """What is translated and not `used` now, in the order of the English: nothing is thrown away."""
+    kept = sorted((text, known) for text, known in memory.items() if text not in used)
+    return [polib.POEntry(msgid=text, msgstr=known) for text, known in kept]
+
+
+def write_catalogue(
+    path: Path, entries: Sequence[polib.POEntry], title: str, code: str, dry: bool = False
 ) -> bool:
     """Must a catalogue change? Then write it, unless `dry`; else it stays as it is, byte for byte."""
     old = read_catalogue(path) if path.exists() else None
-    entries = updated(old, messages, memory)
+    if old is None and not entries:
+        return False
     before = old.metadata if old is not None else {}
     same = old is not None and list(map(facts, old)) == list(map(facts, entries))
     if same and before.keys() >= UNTIL_EDITED.keys():

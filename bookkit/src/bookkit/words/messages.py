@@ -1,18 +1,26 @@
-"""The messages of the book's code: comments, and what drawings say, each found without running it."""
+"""The messages of the book that Sphinx does not find, each found without running anything.
+
+In code: comments, and what drawings say. In text: what proofs claim, and the summaries of folds.
+"""
 
 from __future__ import annotations
 
+import bisect
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from bookkit.model.book import Book
-from bookkit.model.chapter import parse, shared_cells
+from bookkit.model.chapter import CHECKED, parse, shared_cells
 from bookkit.words.catalogues import Message, code_name
-from bookkit.words.comments import Comment, comments
+from bookkit.words.comments import FORM, Comment, comments
 from bookkit.words.drawn import MESHSCOPE, PLACE, drawn_messages, signatures
+from bookkit.words.notebooks import summaries
 
 ABOUT_COMMENT = "Comment beside this code: "
 ABOUT_FORM = "Name of a folded cell."
+ABOUT_CLAIM = "What the code of a folded cell proves."
+ABOUT_SUMMARY = "What is seen of a fold. Keep tags as they are."
 ABOUT_DRAWING = "In a drawing. Names in braces stand for what varies: keep them as they are."
 
 
@@ -27,11 +35,10 @@ def cells_of(book: Book, page: str) -> list[str]:
 def messages_in(cells: list[str], signatures: dict[str, list[str]]) -> Iterator[Message]:
     for code in cells:
         for comment in comments(code):
-            beside = (
-                ABOUT_FORM
-                if "@title" in comment.prefix
-                else ABOUT_COMMENT + code_beside(code, comment)
-            )
+            form = FORM.match(comment.prefix)
+            if form and comment.text.startswith(CHECKED):
+                continue  # a claim is a message of the page's text
+            beside = ABOUT_FORM if form else ABOUT_COMMENT + code_beside(code, comment)
             yield Message(comment.text, beside)
     for code in cells:
         for text in drawn_messages(code, signatures):
@@ -80,3 +87,48 @@ def once(messages: Iterable[Message]) -> list[Message]:
     for message in messages:
         found.setdefault(message.text, message)
     return list(found.values())
+
+
+# In the text of pages.
+
+
+def messages_of_page(book: Book, page: str, texts: Sequence[str]) -> list[Message]:
+    """The messages of a page: those that Sphinx found, and among them what it may leave out."""
+    source = book.source(page).read_text("utf-8")
+    about: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    for cell in parse(page, source).cells:
+        found = {cell.claim: ABOUT_CLAIM} if cell.claim else {}
+        if cell.kind == "markdown":
+            found = dict.fromkeys(summaries(cell.source), ABOUT_SUMMARY)
+        for text in found:
+            before = cell.source[: max(cell.source.find(text), 0)].count("\n")
+            lines.setdefault(text, cell.line + before)
+        about = {**found, **about}
+    messages = [Message(text, about.get(text, "")) for text in texts]
+    places = Lines(source)
+    for text, line in lines.items():
+        if text not in texts:
+            after = (n for n, one in enumerate(messages) if places.of(one.text) > line)
+            messages.insert(next(after, len(messages)), Message(text, about[text]))
+    return messages
+
+
+class Lines:
+    """Where messages begin in a file, marks at the beginning of its lines (> - #) left out."""
+
+    def __init__(self, source: str) -> None:
+        self.joined, self.starts = "", list[int]()
+        for line in source.split("\n"):
+            self.starts.append(len(self.joined))
+            words = re.sub(r"^(?:[\s>#|]|[-*] |\d+\. |\[!\w+\])*", "", line).strip()
+            self.joined += f"{words} "
+
+    def of(self, text: str) -> int:
+        """The line (from 1) of a message; 0: nowhere."""
+        sought = " ".join(re.sub(r"^(?:[-*] |\d+\. )", "", text).split())
+        for piece in (sought, re.split(r"\{\w*\}", sought)[0]):
+            at = self.joined.find(piece) if len(piece) > 2 else -1
+            if at >= 0:
+                return bisect.bisect_right(self.starts, at)
+        return 0

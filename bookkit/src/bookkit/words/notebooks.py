@@ -27,6 +27,7 @@ from bookkit.words.notes import Notes
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
 ALERT = re.compile(r"\[!\w+\][ \t]*\n")
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+FOLD_SUMMARY = re.compile(r"(<summary>)\s*(.*?)\s*(</summary>)", re.S)
 CELL_BORDER = re.compile(r"(?<!\\)\|")
 BADGE = re.compile(
     r"\[!\[(?P<colab>[^\]]*)\]\((?P<picture>\S+)\)\]\(\S+\) \[(?P<page>[^\]]*)\]\(\S+\)"
@@ -56,7 +57,25 @@ def messages_in_markdown(markdown: str) -> list[str]:
         if token.type == "inline" and token.map:
             content = ALERT.sub("", token.content, count=1)
             found += [key(content), *(image["alt"] for image in IMAGE.finditer(content))]
+        elif token.type == "html_block":
+            found += [key(summary[2]) for summary in FOLD_SUMMARY.finditer(token.content)]
     return [text for text in found if text]
+
+
+def summaries(markdown: str) -> list[str]:
+    """What is seen of the folds in Markdown, `<summary>…</summary>`, each a message."""
+    blocks = (token.content for token in MARKDOWN.parse(markdown) if token.type == "html_block")
+    return [key(summary[2]) for block in blocks for summary in FOLD_SUMMARY.finditer(block)]
+
+
+def with_summaries(html: str, messages: Mapping[str, str]) -> str:
+    """HTML with the summaries of its folds translated."""
+
+    def translated(summary: re.Match[str]) -> str:
+        new = messages.get(key(summary[2]))
+        return f"{summary[1]}{new}{summary[3]}" if new else summary[0]
+
+    return FOLD_SUMMARY.sub(translated, html)
 
 
 def key(content: str) -> str:
@@ -91,6 +110,10 @@ def translate_markdown(text: str, messages: Mapping[str, str], notes: Notes | No
                     lines[start] = with_cell(lines[start], column, cell.replace("|", r"\|"))
             else:
                 edits += replaced_paragraph(content, start, end, lines, new, note)
+        elif token.type == "html_block" and token.map:
+            start, end = token.map
+            block = "\n".join(lines[start:end])
+            edits.append((start, end, with_summaries(block, messages)))
     for start, end, replacement in sorted(edits, reverse=True):
         lines[start:end] = [replacement]
     return "\n".join(lines)

@@ -3,10 +3,13 @@
     bookkit translations              a table per language: translated, stale, missing
     bookkit translations --list       and each stale or missing message, with its place
     bookkit translations --msgfmt     fail where gettext's msgfmt is not installed
+    bookkit translations --count      lower the numbers in tests/exceptions.toml to what is left
+    bookkit translations --count NAME …   and allow what is left of these pages, just rewritten
 
-Compared with the English as it is now, so an edit shows before `make po`. Nothing is executed. What
-is incomplete is only reported; a translation that lost a link, a number, code or a formula, a
-catalogue that gettext refuses, and words against locale/LANGUAGE/terms.toml exit with 2.
+Compared with the English as it is now, so an edit shows before `make po`. Nothing is executed. A
+language may be incomplete as far as tests/exceptions.toml lets it (bookkit/words/untranslated.py).
+What is incomplete beyond that exits with 2, as do a translation that lost a link, a number, code or
+a formula, a catalogue that gettext refuses, and words against locale/LANGUAGE/terms.toml.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import polib
 from babel.messages.pofile import PoFileError, read_po
 
 from bookkit.model.book import Book, Language, Problem, find_root
-from bookkit.words import catalogues, po
+from bookkit.words import catalogues, po, untranslated
 from bookkit.words.catalogues import Catalogue, Message, State
 from bookkit.words.checks import (
     House,
@@ -36,6 +39,7 @@ from bookkit.words.checks import (
     unlike_english,
     without_english,
 )
+from bookkit.words.messages import Lines
 
 BROKEN = 2  # exit status
 STATES: tuple[State, ...] = ("translated", "stale", "missing")
@@ -87,7 +91,9 @@ def table_of_states(book: Book, language: Language, parts: dict[str, Part]) -> l
             for known, counts in both
             for state in STATES
         ]
-        rows.append([name, *cells, per_cent(both[0][1] + both[1][1])])
+        sum_ = both[0][1] + both[1][1]
+        left = sum_["stale"] + sum_["missing"]
+        rows.append([name, *cells, str(left or ""), per_cent(sum_)])
 
     def counts(name: str, kind: int) -> Counter[str] | None:
         found = parts[name].counts if name in parts else None
@@ -101,7 +107,8 @@ def table_of_states(book: Book, language: Language, parts: dict[str, Part]) -> l
         row(title, counts(name, 0) if text else None, None if text else counts(name, 1))
     row("all", *totals)
     total = totals[0] + totals[1]
-    heads = ["", *(f"text: {STATES[0]}", *STATES[1:]), *(f"code: {STATES[0]}", *STATES[1:]), "%"]
+    heads = ["", *(f"text: {STATES[0]}", *STATES[1:]), *(f"code: {STATES[0]}", *STATES[1:])]
+    heads += ["left", "%"]
     widths = [max(len(line[n]) for line in [heads, *rows]) for n in range(len(heads))]
 
     def line(cells: Sequence[str]) -> str:
@@ -137,23 +144,9 @@ def place_of_message(book: Book, name: str, text: str) -> str:
     elif not name.startswith("code/"):
         files += [book.root / "_toc.yml", *sorted((book.root / "src" / "meshscope").glob("*.py"))]
     for path in files:
-        if path.exists() and (line := line_of(path.read_text("utf-8"), text)):
+        if path.exists() and (line := Lines(path.read_text("utf-8")).of(text)):
             return f"{path.relative_to(book.root).as_posix()}:{line}"
     return files[0].relative_to(book.root).as_posix() if files else name
-
-
-def line_of(source: str, text: str) -> int:
-    """The line (from 1) where a message begins in a file, its marks (> - #) left out; 0: nowhere."""
-    joined, starts = "", []
-    for number, line in enumerate(source.split("\n"), 1):
-        starts.append((len(joined), number))
-        joined += re.sub(r"^(?:[\s>#|]|[-*] |\d+\. |\[!\w+\])*", "", line).strip() + " "
-    sought = " ".join(re.sub(r"^(?:[-*] |\d+\. )", "", text).split())
-    for piece in (sought, re.split(r"\{\w*\}", sought)[0]):
-        at = joined.find(piece) if len(piece) > 2 else -1
-        if at >= 0:
-            return max(number for start, number in starts if start <= at)
-    return 0
 
 
 def unfinished(book: Book, parts: dict[str, Part]) -> Iterator[str]:
@@ -200,8 +193,13 @@ def is_markdown(name: str) -> bool:
     return not (name.startswith("code/") or name in REST)
 
 
-def check_catalogue(root: Path, path: Path, name: str, house: House) -> Iterator[Found]:
-    """Every finished message of one catalogue against its English and the language's rules."""
+def check_catalogue(
+    root: Path, path: Path, name: str, house: House, complete: bool = True
+) -> Iterator[Found]:
+    """Every finished message of one catalogue against its English and the language's rules.
+
+    What a page says as a whole is asked of it only if it is `complete`.
+    """
     markdown, shown = is_markdown(name), path.relative_to(root)
     page: list[str] = []
     prose: list[tuple[str, polib.POEntry]] = []
@@ -219,7 +217,7 @@ def check_catalogue(root: Path, path: Path, name: str, house: House) -> Iterator
         page.append(read)
         if re.search(r"[.:!?]\W*$", text):  # headings and heads of tables end with no point
             prose.append((read, entry))
-    if name.startswith("book/"):
+    if name.startswith("book/") and complete:
         for finding, number in without_english(house.terms, [read for read, _ in prose], page):
             entry = prose[number][1]
             yield Found(name, shown, entry.linenum, finding, entry.msgid, entry.msgstr)
@@ -229,13 +227,12 @@ def check_language(book: Book, language: Language) -> list[Found]:
     """All that is broken in a language, without what its terms.toml excepts."""
     folder = catalogues.catalogue_folder(book, language)
     house = read_house(folder.parent / "terms.toml")
-    found = [
-        one
-        for path in sorted(folder.rglob("*.po"))
-        for one in check_catalogue(
-            book.root, path, path.relative_to(folder).with_suffix("").as_posix(), house
-        )
-    ]
+    incomplete = untranslated.allowed(book, language) or {}
+    found: list[Found] = []
+    for path in sorted(folder.rglob("*.po")):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        complete = untranslated.short_name(book, name) not in incomplete
+        found += check_catalogue(book.root, path, name, house, complete)
     used = Counter[int]()
 
     def excepted(one: Found) -> bool:
@@ -251,7 +248,8 @@ def check_language(book: Book, language: Language) -> list[Found]:
 
     left = [one for one in found if not excepted(one)]
     for number, known in enumerate(house.exceptions):
-        if not used[number] and house.path:
+        waits = untranslated.short_name(book, known["page"]) in incomplete  # its message is stale
+        if not used[number] and house.path and not waits:
             what = (
                 f"nothing is excepted any more by page {known['page']!r}, check "
                 f"{known['check']!r}, text {known['text']!r}: delete that entry"
@@ -263,7 +261,7 @@ def check_language(book: Book, language: Language) -> list[Found]:
 
 def check_files(book: Book, language: Language, msgfmt: str | None) -> Iterator[str]:
     """Catalogues that gettext refuses, by polib and Babel, and by msgfmt where there is one."""
-    for path in sorted(catalogues.catalogue_folder(book, language).rglob("*.po")):
+    for path in sorted(catalogues.catalogue_folder(book, language).parent.rglob("*.po")):
         where = path.relative_to(book.root).as_posix()
         try:
             catalogue = polib.pofile(str(path), wrapwidth=0, check_for_duplicates=True)
@@ -283,12 +281,31 @@ def check_files(book: Book, language: Language, msgfmt: str | None) -> Iterator[
                 yield f"{where}: msgfmt -c says:\n{done.stderr.strip()}"
 
 
+def write_counts(
+    book: Book,
+    language: Language,
+    listed: dict[str, int],
+    now: Counter[str],
+    rewritten: Sequence[str],
+) -> dict[str, int]:
+    new = untranslated.lowered(listed, now, rewritten)
+    path = book.root / untranslated.EXCEPTIONS
+    if new != listed:
+        untranslated.write_list(path, language, new)
+    was, now_is = sum(listed.values()), sum(new.values())
+    print(f"{untranslated.EXCEPTIONS}: {now_is} messages may be left untranslated, {was} before.\n")
+    return new
+
+
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
     options = argparse.ArgumentParser(
         prog="bookkit translations", description=__doc__.split("\n")[0]
     )
     options.add_argument("--list", action="store_true", help="name each stale or missing message")
     options.add_argument("--msgfmt", action="store_true", help="fail if msgfmt is not installed")
+    options.add_argument(
+        "--count", nargs="*", metavar="NAME", help="write how much is left; NAME: just rewritten"
+    )
     chosen, book = options.parse_args(arguments), Book(root or find_root())
     msgfmt = shutil.which("msgfmt")
     if chosen.msgfmt and not msgfmt:
@@ -303,6 +320,12 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
             print("\n".join(table_of_states(book, language, parts)))
             if chosen.list:
                 print("\n".join([*unfinished(book, parts), ""]))
+            listed = untranslated.allowed(book, language)
+            if listed is not None:
+                now_left = untranslated.left(book, ((n, p.counts) for n, p in parts.items()))
+                if chosen.count is not None:
+                    listed = write_counts(book, language, listed, now_left, chosen.count)
+                wrong += untranslated.wrong(language, listed, now_left)
             wrong += map(str, check_language(book, language))
     if not msgfmt:
         print("msgfmt is not installed: catalogues were read with polib and Babel only.")
