@@ -14,7 +14,9 @@ import yaml
 from bookkit.__main__ import VERBS
 from toy import ROOT
 
-WORKFLOWS = sorted((ROOT / ".github").glob("*/*.yml"))
+WORKFLOWS = sorted(path for folder in ("workflows", "examples") for path in (ROOT / ".github" / folder).glob("*.yml"))
+PREPARE = ROOT / ".github" / "actions" / "prepare" / "action.yml"
+OWN = "./"  # actions and workflows of this repository: the commit is the one that runs
 
 
 # `pytest --nbmake notebooks/` says what failed, and on what.
@@ -115,18 +117,34 @@ def test_a_pass_closes_the_open_issue_and_otherwise_does_nothing(issue):
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_pin_every_action_by_commit_and_ask_for_little(path):
     flow = yaml.safe_load(path.read_text("utf-8"))
-    assert flow["permissions"] == {"contents": "read"}  # a job may ask for more, by name
+    assert flow["permissions"] in ({}, {"contents": "read"})  # a job may ask for more, by name
     for name, job in flow["jobs"].items():
-        assert job["timeout-minutes"] > 0, name
+        assert job.get("uses", "").startswith(OWN) or job["timeout-minutes"] > 0, name
+    verify_uses(path)
+
+
+def test_the_preamble_of_jobs_pins_its_actions_and_is_used_everywhere():
+    verify_uses(PREPARE)
+    for path in WORKFLOWS:
+        text = path.read_text("utf-8")
+        if path.parent.name == "workflows" and "setup-python" in text:
+            assert path.name == "release.yml", f"{path.name}: begin with {PREPARE.relative_to(ROOT)}"
+
+
+def verify_uses(path):
     uses = re.findall(r"uses: (\S+)(.*)", path.read_text("utf-8"))
     for action, comment in uses:
+        if action.startswith(OWN):
+            there = ROOT / action
+            assert there.exists(), f"{path.name}: {action}"
+            continue
         assert re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+@[0-9a-f]{40}", action), action
         assert re.match(r" # v\d+\.\d+\.\d+(?:\s|$)", comment), f"{action}: say which release it is"
 
 
 def test_each_action_has_one_version_everywhere():
     pins = {}
-    for path in WORKFLOWS:
+    for path in [*WORKFLOWS, PREPARE]:
         for action, commit in re.findall(r"uses: ([\w./-]+)@(\w+)", path.read_text("utf-8")):
             pins.setdefault(action, {})[commit] = path.name
     assert {action: names for action, names in pins.items() if len(names) > 1} == {}
@@ -142,6 +160,67 @@ def test_what_workflows_call_is_there():
             assert target in targets, f"{path.name}: make {target}"
         for script in re.findall(r"(?<![\w/.-])(?:\.ci|bookkit|tests)/[\w./-]+", text):
             assert (ROOT / script).exists(), f"{path.name}: {script}"
+
+
+def steps_called(name):
+    """The steps of .ci/run that a workflow calls, by job."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8"))["jobs"]
+    return {job: [word for step in about.get("steps", ()) for line in re.findall(r"\.ci/run ([a-z -]+)", step.get("run", ""))
+                  for word in line.split()] for job, about in jobs.items()}
+
+
+def steps_of(*which):
+    done = subprocess.run([ROOT / ".ci" / "run", "--list", *which], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_there_is_one_ci():
+    """The pull-request workflow calls every step of .ci/run, in its order; every night the longer ones run."""
+    called = steps_called("ci.yml")
+    assert [step for job in called.values() for step in job] == steps_of()
+    nightly = {step for job in steps_called("nightly.yml").values() for step in job}
+    assert set(steps_of("nightly")) <= nightly <= {*steps_of(), *steps_of("nightly")}
+
+
+def test_a_step_that_is_not_there_is_refused():
+    done = subprocess.run([ROOT / ".ci" / "run", "lint", "tset"], capture_output=True, text=True)
+    assert done.returncode == 2 and "no step tset" in done.stderr and "lint" in done.stderr and not done.stdout
+
+
+def test_what_is_published_is_what_ci_built():
+    flows = {name: yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8")) for name in ("ci.yml", "publish.yml")}
+    publish = flows["ci.yml"]["jobs"]["publish"]
+    assert publish["uses"] == "./.github/workflows/publish.yml" and set(publish["needs"]) == {"book", "notebooks"}
+    assert "github.ref == 'refs/heads/main'" in publish["if"] and "push" in publish["if"]
+    assert list(flows["publish.yml"][True]) == ["workflow_call"]  # YAML reads `on` as true
+    words = json.dumps(flows["publish.yml"])
+    assert "make " not in words and "bookkit site" not in words and "deploy-pages" in words
+
+
+@pytest.mark.skipif(not shutil.which("sh"), reason="no sh")
+def test_a_missing_program_is_named_with_its_package(tmp_path):
+    """As anybody but root; apt-get is a stand-in that is never to be called."""
+    for name, text in {"id": "echo 1000", "apt-get": "touch called"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    need = [ROOT / ".ci" / "need", "no-such-program", "some-package"]
+    done = subprocess.run(need, cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.returncode == 1 and "no-such-program was not found" in done.stderr and "some-package" in done.stderr
+    assert not (tmp_path / "called").exists()
+    assert subprocess.run([ROOT / ".ci" / "need", "sh", "none"]).returncode == 0
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_root_installs_what_is_missing(tmp_path, works):
+    install = f"printf '#!/bin/sh\\n' > {tmp_path}/no-such-program && chmod +x {tmp_path}/no-such-program" if works else "exit 3"
+    for name, text in {"id": "echo 0", "apt-get": f'echo "$*" >> {tmp_path}/log\n[ "$1" = update ] || {{ {install}; }}'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    need = [ROOT / ".ci" / "need", "no-such-program", "some-package"]
+    done = subprocess.run(need, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True)
+    assert (done.returncode == 0) == works, done.stderr
+    assert "install -qy --no-install-recommends some-package" in (tmp_path / "log").read_text()
+    assert works or "could not install the package some-package" in done.stderr
 
 
 def test_containers_and_binder_use_the_pinned_python():
@@ -162,6 +241,7 @@ def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
         assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 
+@pytest.mark.reads("book/run.md")
 def test_each_make_target_has_its_plain_commands_on_the_run_page():
     """For Windows, and for machines without make."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
@@ -174,6 +254,7 @@ def test_each_make_target_has_its_plain_commands_on_the_run_page():
             assert verb in VERBS, verb
 
 
+@pytest.mark.reads("book/your-ci.md")
 def test_the_page_shows_the_workflow_that_is_checked():
     page = (ROOT / "book" / "your-ci.md").read_text("utf-8")
     [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)

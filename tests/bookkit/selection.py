@@ -1,0 +1,155 @@
+"""What `make test` leaves out: tests that passed, and whose files are today what they were then.
+
+A test depends on Python, on the code of the pages, and on every file that git knows or could know
+and that is not prose (PROSE). Most read no prose, and a change of prose alone leaves them out. A
+module whose tests were seen to open prose, or to start a process in the repository, which could,
+depends on all of it, unless it says better:
+
+    pytest.mark.reads()                               none: what is started reads no prose
+    pytest.mark.reads("book/*.md", "locale/")         these; a folder ends with /
+    pytest.mark.reads("book/{path.stem}.md")          the page that the test was parametrised with
+    pytest.mark.reads("headings")                     of all pages: where links may lead
+
+So after a change of prose alone those tests run that could read it; after any other change,
+everything. Passes are kept in _build/passed.json; a test that failed always runs again.
+
+pytest-testmon decides by the lines of Python that ran: it knows nothing of Markdown, catalogues,
+tables or what a subprocess read, and its tracing slows down what compiles for a living.
+"""
+
+import fnmatch
+import functools
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PROSE = ("book/*.md", "notebooks/*.ipynb", "notebooks/*/*.ipynb", "locale/", "*.md")
+CODE = re.compile(r"(?ms)\A---\n.*?^---$|^(`{3,})\s*\{code-cell.*?^\1`*\s*$")
+HEADING = re.compile(r"(?m)^(?:#+ .*|\([\w-]+\)=)$")
+
+
+def matches(name, pattern):
+    """Is this file of the repository meant? A * stands for no slash."""
+    if pattern.endswith("/"):
+        return name.startswith(pattern)
+    return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
+
+
+def is_prose(name):
+    return any(matches(name, pattern) for pattern in PROSE)
+
+
+def names_of_files(root):
+    """What git knows, and what it would take; all outside _build and .venv where there is no git."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode == 0:
+        return sorted({name for name in done.stdout.split("\0") if (root / name).is_file()})
+    every = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in every
+                  if not path.parts[0].startswith((".venv", ".git")) and "__pycache__" not in path.parts
+                  and path.parts[0] != "_build")
+
+
+class Files:
+    """The repository as it is now."""
+
+    def __init__(self, root):
+        self.root = root
+        self.names = names_of_files(root)
+
+    @functools.cached_property
+    def code(self):
+        """What every test depends on."""
+        digest = hashlib.sha256(sys.version.encode())
+        for name in self.names:
+            content = (self.root / name).read_bytes()
+            if matches(name, "book/*.md"):
+                content = "\n".join(found[0] for found in CODE.finditer(content.decode())).encode()
+            elif is_prose(name):
+                continue
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def headings(self):
+        pages = [name for name in self.names if matches(name, "book/*.md")]
+        return [(name, HEADING.findall((self.root / name).read_text("utf-8"))) for name in pages]
+
+    @functools.cache  # noqa: B019 (one object a session)
+    def digest(self, reads):
+        """Of all that a test depends on which reads this prose."""
+        digest = hashlib.sha256(self.code.encode())
+        for pattern in reads:
+            digest.update(f"{pattern}\0".encode())
+            if pattern == "headings":
+                digest.update(repr(self.headings).encode())
+            for name in self.names:
+                if matches(name, pattern):
+                    content = (self.root / name).read_bytes()
+                    digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        return digest.hexdigest()[:16]
+
+
+def said_to_read(item):
+    """The patterns of a test's marks, with its parameters filled in; None without a mark."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    marks = list(item.iter_markers("reads"))
+    if not marks:
+        return None
+    return tuple(pattern.format(**parameters) for mark in marks for pattern in mark.args)
+
+
+class Passed:
+    """The tests that passed, with what they depended on then; and the modules that were seen to read."""
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            kept = json.loads(path.read_text("utf-8"))
+            self.digests, self.readers = kept["passed"], set(kept["readers"])
+        except (FileNotFoundError, ValueError, KeyError):  # never run, or by other code than this
+            self.digests, self.readers = {}, set()
+
+    def reads(self, name, said):
+        """What a test is taken to read: what it says, else all prose or none, as it was seen."""
+        if said is not None:
+            return said
+        return PROSE if name.split("::")[0] in self.readers else ()
+
+    def note(self, name, digest):
+        """A digest for a test that passed, None for one that did not."""
+        if digest is None:
+            self.digests.pop(name, None)
+        else:
+            self.digests[name] = digest
+
+    def save(self):
+        self.path.parent.mkdir(exist_ok=True)
+        new = self.path.with_suffix(".new")
+        kept = {"readers": sorted(self.readers), "passed": self.digests}
+        new.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n", "utf-8")
+        new.replace(self.path)
+
+
+def opens_prose(event, arguments, root):
+    """Does this event of Python's (sys.addaudithook) mean that prose is read, or could be?"""
+    if event == "open":
+        name = as_name(arguments[0], root) if isinstance(arguments[0], (str, os.PathLike)) else None
+        return name is not None and is_prose(name)
+    if event == "subprocess.Popen":  # in the repository's folder, or below it where something is built
+        folder = as_name(arguments[2] or os.getcwd(), root)
+        return folder is not None and not folder.startswith("_build")
+    return False
+
+
+def as_name(path, root):
+    """A file as the repository calls it, or None if it is not in there."""
+    try:
+        return Path(path).resolve().relative_to(root).as_posix()
+    except (ValueError, OSError, TypeError):
+        return None
