@@ -8,6 +8,7 @@ search      Chinese search by pairs of characters
 translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
 pages       what templates are told, notebooks to download, files that no page loads
+frame       descriptions, links to mend and to report, the edition in the foot; 404.html
 """
 
 from pathlib import Path
@@ -18,6 +19,7 @@ from sphinx.config import Config
 
 from bookkit.sphinx_ext import (
     execution,
+    frame,
     languages,
     markdown,
     own_urls,
@@ -38,7 +40,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", add_templates)
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
-    parts = (execution, languages, own_urls, markdown, pages, reference, search, translation)
+    parts = (execution, languages, own_urls, markdown, pages, frame, reference, search, translation)
     for part in parts:
         part.setup(app)
     return {
