@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from importlib.resources import files
+from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Error, Page
 
@@ -18,8 +19,6 @@ from bookkit.site.browser import too_wide, visit, watch
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
-SCHEMES = ("light", "dark")
-DEPENDS_ON_COLOURS = ["color-contrast", "link-in-text-block"]
 FOLDS_PRESSED = 3  # of each kind on a page: a key press is a round trip
 
 # Images load when they come into view: ask for all of them, and name those that do not come.
@@ -32,7 +31,6 @@ IMAGES = """async () => {
 
 # Follow each link into the page itself, and see that its target is there, in view, below the bar.
 ANCHORS = """async () => {
-  const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
   const here = (link) => link.hash && link.href.split("#")[0] === location.href.split("#")[0];
   const hashes = new Set([...document.querySelectorAll("a[href*='#']")].filter(here).map((link) => link.hash));
   const wrong = [];
@@ -40,7 +38,6 @@ ANCHORS = """async () => {
     const target = document.getElementById(decodeURIComponent(hash.slice(1)));
     if (!target) { wrong.push(`${hash} leads nowhere`); continue; }
     location.hash = hash;
-    await frame();
     const { top, bottom } = target.getBoundingClientRect();
     const bar = document.querySelector(".topbar")?.getBoundingClientRect().bottom ?? 0;
     const atEnd = Math.ceil(scrollY + innerHeight) >= document.documentElement.scrollHeight - 1;
@@ -78,7 +75,9 @@ OPENED = (
 PRINTED = """() => {
   const content = (fold) => [...fold.children].filter((child) => child.tagName !== "SUMMARY");
   const shown = (element) => element.checkVisibility({ contentVisibilityAuto: true }) && element.getClientRects().length;
-  const folded = [...document.querySelectorAll("main details")].filter((fold) => content(fold).some((child) => !shown(child)));
+  const everywhere = ".tag_setup, [class*='tag_shared-']"; // code that every chapter repeats stays folded
+  const folds = [...document.querySelectorAll("main details")].filter((fold) => !fold.closest(everywhere));
+  const folded = folds.filter((fold) => content(fold).some((child) => !shown(child)));
   const frame = [...document.querySelectorAll(".topbar, .contents, .toc, .turn, .page-actions, .copy")].filter(shown);
   return { folded: folded.map((fold) => fold.querySelector("summary")?.innerText.trim().slice(0, 60)),
            frame: [...new Set(frame.map((element) => element.className))] };
@@ -86,14 +85,14 @@ PRINTED = """() => {
 COLOURS = """() => Object.fromEntries([...document.documentElement.computedStyleMap()]
   .filter(([name]) => name.startsWith("--") || name === "color-scheme").map(([name, value]) => [name, String(value)]))"""
 
-# A page has thousands of coloured words in code, of a dozen kinds: keep one of each kind, so that
-# axe judges each pair of colours once. Gradients at the edges of boxes keep it from judging at all.
+# A page has thousands of coloured words in code, of a dozen kinds: one of each kind is kept. Gradients
+# at the edges of boxes would keep axe from judging what is on them.
 FOR_AXE = """() => {
   const seen = new Set();
   for (const block of document.querySelectorAll("pre")) {
-    for (const word of block.querySelectorAll("span[class]")) {
-      const box = getComputedStyle(block), own = getComputedStyle(word);
-      const kind = [word.className, own.color, own.fontSize, own.fontWeight, box.getPropertyValue("--under")].join();
+    const below = getComputedStyle(block).getPropertyValue("--under");
+    for (const word of block.querySelectorAll("span")) {
+      const kind = [word.className, word.style.cssText, below].join();
       if (seen.has(kind)) word.replaceWith(...word.childNodes);
       seen.add(kind);
     }
@@ -104,9 +103,26 @@ FOR_AXE = """() => {
     background-image: none !important; background-color: var(--under, transparent) !important }`;
   document.head.append(style);
 }"""
-JUDGE = """(rules) => axe.run(document, { resultTypes: ["violations"], ...(rules && { runOnly: rules }) }).then((result) =>
-  result.violations.map(({ id, help, nodes }) => `axe ${id}: ${help}: ${nodes.length} × ` +
-    nodes.slice(0, 3).map((node) => node.target.join(" ")).join(" and ")))"""
+# Of text, axe judges the first in each pair of colours and size.
+CONTRAST = """async () => {
+  const seen = new Map();
+  const below = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const { backgroundColor, opacity } = getComputedStyle(one);
+      if (backgroundColor !== "rgba(0, 0, 0, 0)") return `${backgroundColor} ${opacity} ${one.tagName}`;
+    }
+  };
+  for (const element of document.body.querySelectorAll("*")) {
+    const words = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!words || element.closest("svg, script, style") || !element.checkVisibility()) continue;
+    const { color, fontSize, fontWeight } = getComputedStyle(element);
+    const pair = [color, fontSize, fontWeight, below(element), element.tagName === "A"].join();
+    if (!seen.has(pair)) seen.set(pair, element);
+  }
+  return axe.run({ include: [...seen.values()] }, { runOnly: ["color-contrast"], resultTypes: ["violations"], preload: false });
+}"""
+STRUCTURE = """() => axe.run({ exclude: [["svg *"]] },
+  { rules: { "color-contrast": { enabled: false } }, resultTypes: ["violations"], preload: false })"""
 THEME = "(theme) => { document.documentElement.dataset.theme = theme; }"
 
 
@@ -187,16 +203,24 @@ async def width(page: Page) -> AsyncIterator[str]:
 
 
 async def accessibility(page: Page) -> AsyncIterator[str]:
-    """Everything in light at desk width; what depends on colours again in dark, as on a phone."""
+    """Colours in light at desk width and in dark on a phone, with all folds open; then the rest."""
     await page.evaluate(OPENED, True)
     await page.evaluate(FOR_AXE)
     await page.evaluate(AXE)
-    for scheme in SCHEMES:
+    for scheme, size in (("light", DESK), ("dark", PHONE)):
+        await page.set_viewport_size(size)
         await page.evaluate(THEME, scheme)
-        if scheme == "dark":
-            await page.set_viewport_size(PHONE)
-        for what in await page.evaluate(JUDGE, DEPENDS_ON_COLOURS if scheme == "dark" else None):
-            yield f"{scheme}: {what}"
+        for what in told(await page.evaluate(CONTRAST)):
+            yield f"in {scheme}: {what}"
+    await page.set_viewport_size(DESK)
+    for what in told(await page.evaluate(STRUCTURE)):
+        yield what
+
+
+def told(result: dict[str, Any]) -> Iterator[str]:
+    for rule in result["violations"]:
+        where = [" ".join(map(str, node["target"])) for node in rule["nodes"]]
+        yield f"axe {rule['id']}: {rule['help']}: {len(where)} ×, such as {' and '.join(where[:3])}"
 
 
 async def examine(

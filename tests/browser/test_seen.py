@@ -35,9 +35,9 @@ FAULTS = {  # name: (what to replace, by what, what is said)
     "print frame": (".topbar { display: none }", "", "print shows .topbar"),
     "print dark": ("@media screen { --ink: white; background: black }", "--ink: white; background: black",
                    "print from the dark scheme has other colours: --ink"),
-    "axe": ("</main>", "<img src='data:image/gif;base64,R0lGODlhAQABAAAAACw='></main>", "light: axe image-alt"),
-    "light": ("--ink: black", "--ink: #ddd", "light: axe color-contrast"),
-    "dark": ("--ink: white", "--ink: #333", "dark: axe color-contrast"),
+    "axe": ("</main>", "<img src='data:image/gif;base64,R0lGODlhAQABAAAAACw='></main>", "axe image-alt"),
+    "light": ("--ink: black", "--ink: #ddd", "in light: axe color-contrast"),
+    "dark": ("--ink: white", "--ink: #333", "in dark: axe color-contrast"),
     "code": ("</main>", "<pre><span class='k'>if</span><span class='k' style='color: #eee'>if</span></pre></main>", "axe color-contrast"),
 }  # fmt: skip
 
