@@ -19,6 +19,33 @@
   const closeMenus = (except) => all("details[data-menu][open]").forEach((menu) => { if (menu !== except) menu.open = false; });
   document.addEventListener("click", (event) => closeMenus(event.target.closest("a") ? null : event.target.closest("details[data-menu]")));
 
+  // a change of language keeps the place: the section in view, else the one in the address
+  const inView = (sections) => {
+    const line = innerHeight * 0.25;
+    let found = null;
+    for (const section of sections) if (section.getBoundingClientRect().top < line) found = section;
+    return found;
+  };
+  const keepPlace = (event) => {
+    const link = event.target.closest("a[hreflang]");
+    if (!link || link.pathname === location.pathname) return;
+    const section = scrollY > 0 && inView(all("main section[id] section[id]"));
+    link.hash = section ? section.id : scrollY > 0 ? location.hash : "";
+  };
+  ["click", "auxclick", "contextmenu"].forEach((kind) => document.addEventListener(kind, keepPlace, true));
+
+  // a passage that moved to another page: its old place says so, and leads on
+  const moved = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (moved && moved.matches(".moved")) location.replace(moved.querySelector("a").href);
+
+  // the list of pages begins where the reader is
+  const open = document.querySelector(".contents [aria-current='page']");
+  if (open) {
+    const list = open.closest(".contents-inner");
+    const { top, bottom } = open.getBoundingClientRect(), box = list.getBoundingClientRect();
+    if (top < box.top || bottom > Math.min(box.bottom, innerHeight)) list.scrollTop += top - box.top - list.clientHeight / 2;
+  }
+
   // the drawer with the chapters, on small screens
   const opener = document.querySelector("[data-drawer-open]");
   const drawer = document.getElementById("contents");
@@ -44,6 +71,7 @@
   // keys: "/" or Ctrl+K searches, Escape closes
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
+      event.target.closest("details[data-menu][open]")?.querySelector("summary").focus();
       closeMenus();
       if (body.classList.contains("drawer-open")) setDrawer(false);
     }
@@ -58,6 +86,10 @@
 
   // copy buttons
   if (navigator.clipboard) {
+    const spoken = document.createElement("span");
+    spoken.className = "sr-only";
+    spoken.setAttribute("role", "status");
+    body.append(spoken);
     all("div.highlight").forEach((block) => {
       const pre = block.querySelector("pre");
       if (!pre || block.closest(".cell_output")) return;
@@ -69,7 +101,8 @@
       button.addEventListener("click", async () => {
         await navigator.clipboard.writeText(pre.textContent.replace(/\n$/, ""));
         button.classList.add("done");
-        setTimeout(() => button.classList.remove("done"), 1500);
+        spoken.textContent = root.dataset.copied;
+        setTimeout(() => { button.classList.remove("done"); spoken.textContent = ""; }, 1500);
       });
       block.append(button);
     });
@@ -99,9 +132,7 @@
     const sections = all("main section[id]").filter((section) => links.has(section.id));
     let current = null;
     const mark = () => {
-      const line = innerHeight * 0.25;
-      let found = null;
-      for (const section of sections) if (section.getBoundingClientRect().top < line) found = section;
+      const found = inView(sections);
       const link = found && links.get(found.id);
       if (link === current) return;
       current?.removeAttribute("aria-current");

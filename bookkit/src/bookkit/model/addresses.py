@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 from bookkit.model.book import Book
 
@@ -75,3 +75,9 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
     made = {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
     made |= {"notebooks.zip", "claims.json"}
     return Target("file" if path in made else "unknown", path, anchor, language)
+
+
+def report_url(book: Book, about: str, url: str, claim: str = "") -> str:
+    """Where a mistake is reported: a new issue that already says what it is about, and where."""
+    body = f"{url}\n" + (f"\n> {claim}\n" if claim else "") + "\n"
+    return f"{book.repo}/issues/new?{urlencode({'title': f'{about}: ', 'body': body})}"

@@ -23,8 +23,11 @@ from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, Language, Problem, find_root
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
+from bookkit.site.redirects import honour
+from bookkit.site.sitemap import write_sitemap
 
 ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip", "claims.json"]
+ONCE = ["404.html"]  # for all languages
 
 
 def build_pages(book: Book) -> None:
@@ -49,7 +52,7 @@ def expected(book: Book) -> list[str]:
     """Every file that must be in the site: the pages of _toc.yml in every language, and a few more."""
     files = [*ALWAYS, *(f"{page}.html" for page in book.pages)]
     files += [f"notebooks/{book.notebook(page).name}" for page in book.chapters]
-    return [language.path + file for language in book.languages for file in files]
+    return [*ONCE, *(language.path + file for language in book.languages for file in files)]
 
 
 def dead_addresses(book: Book, site: Path) -> Iterator[str]:
@@ -98,9 +101,14 @@ def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
             + ". Each page of _toc.yml needs its file in book/, "
             "and each chapter its notebooks (`make sync`)."
         )
-    if dead := list(dead_addresses(book, new)):
+    try:
+        honour(book, new)
+        if dead := list(dead_addresses(book, new)):
+            raise Problem("\n".join(dead))
+    except Problem:
         shutil.rmtree(new)
-        raise Problem("\n".join(dead))
+        raise
+    write_sitemap(book, new)
     (new / ".nojekyll").touch()  # GitHub Pages then serves folders that begin with _
     if site.exists():
         site.rename(old)

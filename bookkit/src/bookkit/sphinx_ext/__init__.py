@@ -13,6 +13,7 @@ predictions printed predictions get a tick or a cross
 mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       what templates are told, notebooks to download, files that no page loads
+frame       descriptions, links to mend and to report, the edition in the foot; 404.html
 """
 
 from pathlib import Path
@@ -25,6 +26,7 @@ from bookkit.sphinx_ext import (
     claims,
     execution,
     figures,
+    frame,
     languages,
     markdown,
     mathml,
@@ -48,7 +50,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", add_templates)
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
-    parts = (execution, languages, own_urls, markdown, pages, reference, search, translation)
+    parts = (execution, languages, own_urls, markdown, pages, frame, reference, search, translation)
     for part in (*parts, strips, claims, predictions, figures, mathml):
         part.setup(app)
     return {

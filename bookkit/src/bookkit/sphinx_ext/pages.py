@@ -5,13 +5,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
 from bookkit.model.book import Book
 from bookkit.run.execute import stack
+from bookkit.sphinx_ext.frame import edition
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ def context_of(
     context["book_repo_url"] = book.repo
     context["book_zip_url"] = f"{up}notebooks.zip"
     context["book_stack"] = executed_with()
-    context["book_description"] = thesis(doctree)  # else the template's own
     if first:
         context["book_first_url"] = f"{up}{first}.html"
         context["book_first_colab"] = book.colab_url(first, here)
@@ -57,14 +56,6 @@ def context_of(
     if pagename in book.chapters:
         context["book_colab_url"] = book.colab_url(pagename, here)
         context["book_ipynb_url"] = f"{up}notebooks/{book.notebook(pagename).name}"
-
-
-def thesis(doctree: nodes.document | None) -> str:
-    """A chapter begins with its question and its answer, the first paragraph that is all bold."""
-    for paragraph in doctree.findall(nodes.paragraph) if doctree else ():
-        if len(paragraph) == 1 and isinstance(paragraph[0], nodes.strong):
-            return paragraph.astext()
-    return ""
 
 
 def alternates(languages: list[dict[str, Any]]) -> str:
@@ -94,9 +85,10 @@ def check_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def rewrite_all_if_navigation_changed(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Every page shows the contents: when a title or the order changes, write every page."""
-    pages = Book(app.srcdir).pages
-    navigation = [(page, env.titles[page].astext()) for page in pages if page in env.titles]
+    """Every page shows the contents and the edition: when either changes, write every page."""
+    book = Book(app.srcdir)
+    navigation = [(page, env.titles[page].astext()) for page in book.pages if page in env.titles]
+    navigation += edition(book, book.language(app.config.language)).items()
     known = getattr(env, "book_navigation", None)
     env.book_navigation = navigation  # type: ignore[attr-defined] # kept with the environment
     return sorted(env.found_docs) if known not in (None, navigation) else []

@@ -113,7 +113,9 @@ def mark_untranslated(
     """Mark what stays English, and say so above it; the state of each text."""
     catalogue = catalogues.catalogues_of_page(book, language, page)["text"]
     back = {new: old for old, new in catalogue.translations.items()}
-    found = list(extract_messages(doctree))
+    # Labels such as "Parameters" are Sphinx's own words, which it has translated already.
+    found = [(node, words) for node, words in extract_messages(doctree)
+             if not isinstance(node, nodes.field_name)]  # fmt: skip
     english = [
         back.get(words, words) if isinstance(node, nodes.image) else words for node, words in found
     ]

@@ -1,0 +1,179 @@
+"""What stands around a page: description, links to mend and report it, edition; and 404.html.
+
+A template is told; words are in site/templates, and those that stand in several languages on one
+page, in templates/words.html beside this file.
+"""
+
+import datetime
+import functools
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from babel.dates import format_date
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from bookkit.model.addresses import report_url
+from bookkit.model.book import Book, Language
+from bookkit.words import catalogues
+
+LONGEST = 300  # characters of a description; in Chinese each counts twice
+NOT_FOUND = "404"
+
+
+def context_of_frame(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    book = Book(app.srcdir)
+    here = book.language(app.config.language)
+    context["book_description"] = description(doctree)  # else the template's own
+    context["book_edition"] = edition(book, here)
+    context["book_toctree"] = lambda: current_page_named(context["toctree"])
+    if pagename in app.env.found_docs:
+        context["book_edit_url"] = edit_url(book, here, pagename)
+        context["book_report_url"] = report_url(book, pagename, book.page_url(pagename, here))
+    if pagename == NOT_FOUND:
+        with_absolute_addresses(book, context)
+        context["book_not_found"] = [words_when_lost(book, one) for one in book.languages]
+
+
+# A description, for search engines and where a link is shared.
+
+
+def description(doctree: nodes.document | None) -> str:
+    """A page's question and answer, all in bold; else its first paragraph, cut at a word."""
+    paragraphs = list(own_paragraphs(doctree)) if doctree else []
+    for paragraph in paragraphs:
+        if all(isinstance(part, nodes.strong) for part in paragraph if part.astext().strip()):
+            return shortened(paragraph.astext())
+    return shortened(paragraphs[0].astext()) if paragraphs else ""
+
+
+def own_paragraphs(doctree: nodes.document) -> Iterator[nodes.paragraph]:
+    """Paragraphs of the page itself, in order: not the notes above them, no tables, no outputs."""
+    for paragraph in doctree.findall(nodes.paragraph):
+        flowing = isinstance(paragraph.parent, (nodes.section, nodes.document))
+        note = "translation-note" in paragraph["classes"]
+        if flowing and not note and paragraph.astext().strip():
+            yield paragraph
+
+
+def shortened(text: str) -> str:
+    text = re.sub(r"\s+", " ", text).strip()
+    longest = LONGEST // 2 if re.search(r"[\u3400-\u9fff]", text) else LONGEST
+    if len(text) <= longest:
+        return text
+    whole = re.match(
+        rf".{{{longest // 3},{longest}}}[.?!](?= )|.{{{longest // 3},{longest}}}[。？！]", text
+    )
+    return whole[0] if whole else text[:longest].rsplit(" ", 1)[0].rstrip(" ,;:，；：") + " …"
+
+
+# The edition: which version of the book a reader looks at.
+
+
+@functools.lru_cache(maxsize=1)
+def last_commit(root: Path) -> tuple[str, datetime.date] | None:
+    """The commit that is checked out and its day; nothing where the book is not a clone."""
+    asked = ["git", "log", "-1", "--format=%H %cs", "HEAD"]
+    top = ["git", "rev-parse", "--show-toplevel"]
+    try:
+        if Path(run(top, root)).resolve() != root.resolve():
+            return None  # a folder inside somebody's repository
+        commit, day = run(asked, root).split()
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return None
+    return commit, datetime.date.fromisoformat(day)
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def edition(book: Book, language: Language) -> dict[str, str]:
+    """Version, day and commit, and the addresses of that commit and of what changed."""
+    known = {}
+    citation = book.root / "CITATION.cff"
+    if citation.exists():
+        known["version"] = str(yaml.safe_load(citation.read_text("utf-8"))["version"])
+    if found := last_commit(book.root):
+        commit, day = found
+        known |= {"commit": commit[:7], "commit_url": f"{book.repo}/commit/{commit}"}
+        known |= {"day": day.isoformat(), "date": format_date(day, "long", language.code)}
+    if (book.root / "CHANGELOG.md").exists():
+        known["changes_url"] = f"{book.repo}/blob/{book.ref}/CHANGELOG.md"
+    return known
+
+
+def edit_url(book: Book, language: Language, page: str) -> str:
+    """Where a correction is typed: the page's source, or its catalogue where it is translated."""
+    path = book.source(page)
+    catalogue = catalogues.catalogue_folder(book, language) / f"{page}.po"
+    if language != book.languages[0] and catalogue.exists():
+        path = catalogue
+    return f"{book.repo}/edit/{book.ref}/{path.relative_to(book.root).as_posix()}"
+
+
+def current_page_named(toctree: Callable[..., str]) -> str:
+    """The list of pages; the one that is open is named to those who hear the page."""
+    contents = toctree(maxdepth=1, collapse=False, includehidden=True, titles_only=True)
+    return contents.replace('<a class="current ', '<a aria-current="page" class="current ')
+
+
+# 404.html: one page for every address that leads nowhere, however deep, so its own are absolute.
+
+
+def not_found(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """GitHub Pages has one for the whole site: the source language's build makes it."""
+    if app.config.language == Book(app.srcdir).languages[0].code:
+        yield NOT_FOUND, {}, "404.html"
+
+
+def with_absolute_addresses(book: Book, context: dict[str, Any]) -> None:
+    root = urlsplit(book.site).path
+    relative, contents = context["pathto"], context["toctree"]
+
+    def pathto(*about: Any, **more: Any) -> str:
+        return absolute(root, relative(*about, **more))
+
+    def toctree(**about: Any) -> str:
+        return re.sub(
+            r'href="([^"]+)"', lambda found: f'href="{absolute(root, found[1])}"', contents(**about)
+        )
+
+    context |= {"pathto": pathto, "toctree": toctree, "content_root": root}
+    context["book_zip_url"] = absolute(root, context["book_zip_url"])
+    for item, language in zip(context["book_langs"], book.languages, strict=True):
+        item["rel"] = f"{root}{language.path}index.html"
+
+
+def absolute(root: str, address: str) -> str:
+    return address if address.startswith(("#", "/", "http")) else root + address
+
+
+def words_when_lost(book: Book, language: Language) -> dict[str, str]:
+    said = catalogues.words_of_site(book, language)
+    root = f"{urlsplit(book.site).path}{language.path}"
+    words = {
+        "title": "There is no page at this address",
+        "why": "The address may have a mistake, or the page has moved.",
+        "first": "Introduction",
+        "search": "Search",
+    }
+    return {name: said(text) for name, text in words.items()} | {
+        "code": language.web,
+        "first_url": f"{root}{book.pages[0]}.html",
+        "search_url": f"{root}search.html",
+    }
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("html-collect-pages", not_found)
+    # after pages.context_of, before Sphinx makes the tags of scripts from `pathto`
+    app.connect("html-page-context", context_of_frame, priority=450)

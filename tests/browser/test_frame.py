@@ -1,0 +1,185 @@
+"""What a reader does with the frame of a page: menus, languages, schemes, the list of pages, 404."""
+
+import pytest
+
+from bookkit.site.browser import visit, watch
+from built import BELOW, BOOK
+from survey import DESK, PHONE
+
+FIRST, SECOND = BOOK.languages[0], BOOK.languages[-1]
+PAGE = next(page for page in BOOK.chapters if BOOK.kind(page) == "chapter")
+LAST = BOOK.pages[-1]
+HERE, THERE = (f"{language.path}{PAGE}.html" for language in (FIRST, SECOND))
+
+
+@pytest.fixture
+def on(browsing, site):
+    """Run a check on a page that was just opened: on(check, file, width and the like)."""
+    run, browser = browsing
+
+    def do(check, file=HERE, expected=(), **about):
+        async def go():
+            context = await browser.new_context(
+                **{"viewport": DESK, "color_scheme": "light", "reduced_motion": "reduce", **about}
+            )
+            page = await context.new_page()
+            wrong = watch(page, site)
+            if about.get("java_script_enabled", True):
+                await visit(page, site + file)
+            else:
+                await page.goto(site + file)
+            answer = await check(page)
+            await context.close()
+            assert [one for one in wrong if not any(part in one for part in expected)] == []
+            return answer
+
+        return run(go())
+
+    return do
+
+
+def test_a_change_of_language_keeps_the_section(on, site):
+    async def check(page):
+        section = page.locator("main section[id] section[id]").nth(2)
+        name = await section.get_attribute("id")
+        await page.goto(f"{site}{HERE}#{name}")
+        await page.locator(".language-menu > summary").click()
+        await page.locator(f".language-menu a[hreflang='{SECOND.web}']").click()
+        await page.wait_for_url(f"**/{THERE}*")
+        assert page.url == f"{site}{THERE}#{name}"
+        top = await page.locator(f"[id='{name}']").evaluate(
+            "one => one.getBoundingClientRect().top"
+        )
+        assert 0 <= top < DESK["height"] / 2
+
+    on(check)
+
+
+def test_a_change_of_language_at_the_top_stays_at_the_top(on, site):
+    async def check(page):
+        await page.locator(".language-menu > summary").click()
+        await page.locator(f".language-menu a[hreflang='{SECOND.web}']").click()
+        await page.wait_for_url(f"**/{THERE}*")
+        assert page.url == site + THERE
+
+    on(check)
+
+
+def test_escape_closes_a_menu_and_the_focus_stays_there(on):
+    async def check(page):
+        await page.locator(".language-menu > summary").focus()
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.hreflang")
+        await page.keyboard.press("Escape")
+        assert not await page.locator(".language-menu[open]").count()
+        assert await page.evaluate("document.activeElement.matches('.language-menu > summary')")
+
+    on(check)
+
+
+@pytest.mark.parametrize("file", [f"{page}.html" for page in (BOOK.pages[0], PAGE, LAST)])
+def test_the_list_of_pages_names_the_open_one_and_shows_it(on, file):
+    async def check(page):
+        here = page.locator(".contents [aria-current='page']")
+        assert await here.count() == 1
+        box = await here.bounding_box()
+        assert DESK["width"] > box["x"] >= 0 and 0 <= box["y"] <= 600 - box["height"]
+
+    on(check, file, viewport={"width": 1280, "height": 600})
+
+
+def test_the_drawer_on_a_phone_opens_holds_the_focus_and_closes(on):
+    async def check(page):
+        inside = "document.activeElement.closest('#contents') !== null"
+        await page.locator("[data-drawer-open]").focus()
+        await page.keyboard.press("Enter")
+        assert await page.evaluate(inside)
+        for key in ("Shift+Tab", "Tab"):
+            await page.keyboard.press(key)
+            assert await page.evaluate(inside)
+        await page.keyboard.press("Escape")
+        assert await page.evaluate("document.activeElement.matches('[data-drawer-open]')")
+
+    on(check, viewport=PHONE)
+
+
+def test_the_scheme_follows_the_system_until_the_reader_chooses(on):
+    async def check(page):
+        theme = "document.documentElement.dataset.theme"
+        assert await page.evaluate(theme) == "dark"
+        await page.locator("[data-theme-switch]").click()
+        assert await page.evaluate(theme) == "light"
+        await page.reload()
+        assert await page.evaluate(theme) == "light"
+        assert (
+            await page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+        )
+
+    on(check, color_scheme="dark")
+
+
+@pytest.mark.parametrize("file, word", [(HERE, "mesh"), (THERE, "網格")])
+def test_search_is_a_key_away_and_finds(on, file, word):
+    async def check(page):
+        await page.keyboard.press("/")
+        await page.keyboard.type(word)
+        await page.keyboard.press("Enter")
+        await page.locator("#search-results li a").first.wait_for()
+        assert await page.locator(f"#search-results a[href*='{PAGE}']").count()
+
+    on(check, file)
+
+
+def test_code_is_as_large_as_the_text_allows(on):
+    """Neither shouts: code has three quarters of the text's size or more, and 88 columns fit."""
+
+    async def check(page):
+        return await page.evaluate("""() => {
+          const size = (one) => parseFloat(getComputedStyle(document.querySelector(one)).fontSize);
+          const block = document.querySelector("main .cell:not(.tag_setup) .cell_input pre"), probe = document.createElement("span");
+          probe.textContent = "x".repeat(88);
+          block.append(probe);
+          const { paddingLeft, paddingRight } = getComputedStyle(block);
+          const room = block.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+          return [size("main .cell_input pre") / size("body"), probe.offsetWidth - room];
+        }""")
+
+    for width in (1280, 1440):
+        ratio, over = on(check, viewport={"width": width, "height": 900})
+        assert 0.74 <= ratio <= 0.8 and over <= 0.5, (width, ratio, over)
+
+
+def test_without_a_script_a_page_can_be_read(on):
+    async def check(page):
+        assert await page.locator("main h1").is_visible()
+        fold = page.locator("main details").first
+        await fold.locator("> summary").click()
+        assert await fold.get_attribute("open") is not None
+        assert not await page.locator(".js-only:visible").count()
+
+    on(check, java_script_enabled=False)
+
+
+@pytest.mark.parametrize(
+    "file", ["book/no-such-page.html", "zh-TW/book/very/deep/none.html", "none"]
+)
+def test_an_address_that_leads_nowhere_is_answered_in_every_language(on, site, file):
+    async def check(page):
+        for language in BOOK.languages:
+            section = page.locator(f"main section[lang='{language.web}']")
+            assert await section.locator(":is(h1, h2)").is_visible()
+            link = section.locator("a").first
+            assert await link.get_attribute("href") == f"{BELOW}{language.path}{BOOK.pages[0]}.html"
+        assert (
+            await page.evaluate("getComputedStyle(document.querySelector('.topbar')).position")
+            == "sticky"
+        )
+        addresses = await page.evaluate("[...document.links].map((link) => link.href)")
+        here = {address.split("#")[0] for address in addresses if address.startswith(site)}
+        for address in here - {site + file}:
+            assert (await page.request.get(address)).ok, address
+        await page.locator("main a").first.click()
+        assert await page.locator(".hero").is_visible()
+
+    on(check, file, expected=["404 (Not Found)"])
