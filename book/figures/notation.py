@@ -11,9 +11,9 @@ os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")
 
 import jax  # noqa: E402
 from kit import DATA, INK, arrow, figure, frame, line, rect, text, write  # noqa: E402
+from meshscope.drawing import COLOURS  # noqa: E402
 
 import meshscope as ms  # noqa: E402
-from meshscope.drawing import COLOURS  # noqa: E402
 
 AXES = ["data", "model", "fsdp", "stage", "seq", "expert"]
 

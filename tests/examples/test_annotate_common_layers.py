@@ -1,4 +1,5 @@
 """Every layer of the example lies as its annotation says, and computes what a plain one does."""
+
 import math
 import re
 from pathlib import Path
@@ -45,10 +46,18 @@ def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
     assert re.search(rf"\(64, 256\) +\(None, 'model'\) +\(64, {256 // parts}\)$", up)
 
     sizes = dict(line.split() for line in pieces.splitlines())
-    sharded = {"up.kernel": 64 * 256, "up.bias": 256, "down.kernel": 256 * 64,
-               "embed.embedding": 512 * 64, "heads.kernel": 64 * 64, "patches.kernel": 48 * 64,
-               "patches.bias": 64, "attend.query.kernel": 64 * 64, "attend.query.bias": 64,
-               "attend.out.kernel": 64 * 64}
+    sharded = {
+        "up.kernel": 64 * 256,
+        "up.bias": 256,
+        "down.kernel": 256 * 64,
+        "embed.embedding": 512 * 64,
+        "heads.kernel": 64 * 64,
+        "patches.kernel": 48 * 64,
+        "patches.bias": 64,
+        "attend.query.kernel": 64 * 64,
+        "attend.query.bias": 64,
+        "attend.out.kernel": 64 * 64,
+    }
     for name, size in sharded.items():
         assert int(sizes[name]) == size // parts, name
     for name in ("down.bias", "attend.out.bias", "norm.scale"):

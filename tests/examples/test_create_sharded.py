@@ -1,4 +1,5 @@
 """Models created in pieces: same numbers, ties kept, nothing whole, and errors that say where."""
+
 import pytest
 
 CREATE = """
@@ -23,7 +24,9 @@ def same(made, make):
 
 """
 
-BY_RULE = CREATE + """
+BY_RULE = (
+    CREATE
+    + """
 example.main()
 model = example.create_sharded(example.make, mesh, example.rule)
 same(model, example.make)
@@ -38,6 +41,7 @@ with jax.set_mesh(mesh):
 moment = optimizer.opt_state[0].mu["layers"][1]["up"]["kernel"]
 assert moment.sharding.is_equivalent_to(model.layers[1].up.kernel.sharding, 2)
 """
+)
 
 ANNOTATED = """
 class Model(nnx.Module):  # annotated; with a statistic, random keys and a layer in bfloat16
@@ -58,7 +62,9 @@ print(model.up.kernel.addressable_shards[0].data.shape)
 assert model.drop(jnp.ones(64)).shape == (64,)
 """
 
-NOTHING_WHOLE = CREATE + """
+NOTHING_WHOLE = (
+    CREATE
+    + """
 import meshscope as ms
 
 class Wide(nnx.Module):
@@ -80,9 +86,12 @@ memory, piece = ms.memory(programs[0]), 4 * 512 * 2048 // mesh.size
 assert piece <= memory.outputs < piece + 1024, vars(memory)
 assert memory.temporaries <= 3 * piece + 1024, vars(memory)
 """
+)
 
 
-WRONG = CREATE + """
+WRONG = (
+    CREATE
+    + """
 class Model(nnx.Module):
     def __init__(self, rngs):
         self.up = nnx.Linear(64, 10, use_bias=False, rngs=rngs)
@@ -94,6 +103,7 @@ for names in [("model", "modle"), (None, "model"), ("data", None, None), "model"
     except ValueError as error:
         print(error)
 """
+)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
@@ -113,10 +123,14 @@ def test_the_program_holds_no_weight_whole(run):
 
 def test_a_wrong_rule_is_told_with_the_name_of_the_weight(run):
     axis, uneven, long, string = run(8, WRONG).splitlines()
-    assert axis == ("up.kernel of shape (64, 10) is annotated ('model', 'modle'): "
-                    "the mesh has no axis 'modle', only ('data', 'model')")
-    assert uneven.endswith("('model',) makes 4 parts, which 10 does not divide into; pad that "
-                           "dimension, or give None to leave it whole")
+    assert axis == (
+        "up.kernel of shape (64, 10) is annotated ('model', 'modle'): "
+        "the mesh has no axis 'modle', only ('data', 'model')"
+    )
+    assert uneven.endswith(
+        "('model',) makes 4 parts, which 10 does not divide into; pad that "
+        "dimension, or give None to leave it whole"
+    )
     for told in (long, string):
         assert told.startswith("up.kernel of shape (64, 10)")
         assert told.endswith("give a tuple with one entry for each of its dimensions")

@@ -1,4 +1,5 @@
 """examples/quickstart.py: the same losses under three placements, and the page shows this file."""
+
 import ast
 import os
 import re
@@ -6,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from rules import BOOK
 
 PROGRAM = BOOK.root / "examples" / "quickstart.py"
@@ -49,7 +51,8 @@ def test_same_losses_and_smaller_pieces(devices):
     held, whole = re.search(r"each device holds ([\d,]+) of ([\d,]+) bytes", output).groups()
     counters = 2 * 4
     assert (int(whole.replace(",", "")) - counters) == devices * (
-        int(held.replace(",", "")) - counters)
+        int(held.replace(",", "")) - counters
+    )
 
 
 def test_any_number_of_devices():
@@ -80,21 +83,24 @@ def cells_of_program():
 
 def cells_of_page():
     """The page's cells that come from the program, by their tag."""
-    found = [(options, source.strip("\n")) for options, source in CELL.findall(
-        PAGE.read_text("utf-8"))]
+    found = [
+        (options, source.strip("\n")) for options, source in CELL.findall(PAGE.read_text("utf-8"))
+    ]
     assert all("from-quickstart" in options or "proof" in options for options, _ in found)
     return [source for options, source in found if "from-quickstart" in options]
 
 
 def test_the_page_shows_the_program():
     assert cells_of_page() == cells_of_program(), (
-        "book/quickstart.md and examples/quickstart.py differ; copy the cell that you changed")
+        "book/quickstart.md and examples/quickstart.py differ; copy the cell that you changed"
+    )
 
 
 def test_twenty_five_lines():
     """The title's number: statements from the data to FSDP, without versions and Flax."""
     _, *cells, _ = cells_of_program()
-    statements = [node for cell in cells for node in ast.walk(ast.parse(cell))
-                  if isinstance(node, ast.stmt)]
+    statements = [
+        node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.stmt)
+    ]
     assert len(statements) == 25
     assert "in 25 lines" in PAGE.read_text("utf-8")

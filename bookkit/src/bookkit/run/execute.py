@@ -316,7 +316,7 @@ async def execute_notebook(
         if seconds is not None:
             seconds[cell_index + 1] = time.perf_counter() - began
 
-    hooks = {"on_cell_start": started, "on_cell_executed": ended}
+    hooks: dict[str, Any] = {"on_cell_start": started, "on_cell_executed": ended}
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
         client = new_client(notebook, Path(folder), timeout, **hooks, **options)
         client.owns_km = True  # end the kernel with the notebook
