@@ -11,11 +11,12 @@ class Model(nnx.Module):
         self.strategy = strategy
 
     def __call__(self, x_BI):
-        x_BD = pinned(x_BI @ self.w_ID, self.strategy)
+        use = self.strategy.use  # for chapter 9; otherwise it changes nothing
+        x_BD = pinned(x_BI @ use(self.w_ID), self.strategy)
         def layer(x_BD, block):
-            return pinned(block(x_BD), self.strategy), None
-        x_BD, _ = jax.lax.scan(layer, x_BD, self.blocks)
-        return pinned(x_BD @ self.w_DV, self.strategy)
+            return pinned(use(block)(x_BD), self.strategy), None
+        x_BD, _ = jax.lax.scan(self.strategy.remat(layer), x_BD, self.blocks)
+        return pinned(x_BD @ use(self.w_DV), self.strategy)
 
 def loss_of(model, batch):
     """Mean over rows by weight; logits beyond the ten classes are masked."""

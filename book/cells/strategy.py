@@ -1,5 +1,6 @@
 # @title Sizes and strategies (explained in chapter 4)
 import dataclasses
+from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -9,12 +10,17 @@ class Config:
     I: int = 64  # pixels of an image
     V: int = 16  # ten classes, padded to a number that eight devices divide
 
+def unchanged(x):
+    return x
+
 @dataclasses.dataclass(frozen=True)
 class Strategy:
     data: int  # devices that split the batch
     model: int  # devices that split the weights for tensor parallelism
     rows: str | None = None  # "data": FSDP stores weights split over it as well
     pin: bool = True  # activations stay split by rows of the batch
+    use: Callable = unchanged  # what weights pass through before use (chapter 9)
+    remat: Callable = unchanged  # around a layer; jax.checkpoint computes it again
 
     def mesh(self):
         axis_types, count = (jax.sharding.AxisType.Auto,) * 2, self.data * self.model
