@@ -1,0 +1,265 @@
+"""One training step of three layers on eight GPUs: four strategies, and FSDP without prefetch.
+
+A roofline, not a measurement: every length is a number of operations or bytes divided by a
+published speed. The schedule is ideal. The compute lane and the wire each do one thing at a time,
+in order; a thing starts as soon as its inputs are there and its lane is free.
+"""
+
+from typing import NamedTuple
+
+from kit import DATA, INK, MODEL, figure, frame, line, rect, shape, text, write
+
+# Three layers of the book's large model: two matmuls each. Eight sequences of 4,096 tokens.
+L, D, F, TOKENS, DEVICES = 3, 4096, 16384, 8 * 4096, 8
+# One H100 SXM: dense bfloat16, NVLink in one direction, HBM3 (NVIDIA's data sheet).
+FLOPS, WIRE, MEMORY = 989e12, 450e9, 3.35e12
+BF16 = 2  # bytes of a number on the wire
+ADAM = 12 + 2 + 12  # bytes per weight: read w, m, v in float32 and g in bfloat16; write w, m, v
+
+LAYER = 2 * D * F  # weights of a layer
+CELL = 2 * LAYER * TOKENS / DEVICES / FLOPS * 1e3  # ms: two matmuls, on every strategy
+
+
+class Task(NamedTuple):
+    name: str  # y1, dx3, dW3, gather 1, ...
+    lane: str  # "compute" or "wire"
+    ms: float
+    after: tuple[str, ...] = ()  # names of the tasks that it waits for
+    axis: str = ""  # the mesh axis that a collective runs along
+
+
+class Strategy(NamedTuple):
+    title: str
+    data: int
+    model: int
+    fsdp: bool = False
+    ahead: int = 1  # layers that FSDP gathers before they are needed
+
+
+STRATEGIES = [
+    Strategy("Data parallel", 8, 1),
+    Strategy("Tensor parallel", 1, 8),
+    Strategy("FSDP", 8, 1, True),
+    Strategy("FSDP × tensor", 2, 4, True),
+]
+PREFETCH = [
+    Strategy("No prefetch", 8, 1, True, ahead=0),
+    Strategy("One layer ahead", 8, 1, True, ahead=1),
+]
+
+
+def ring(size, n):
+    """Milliseconds of a ring all-gather or reduce-scatter of `size` bytes over n devices."""
+    return size * (n - 1) / n / WIRE * 1e3
+
+
+def step(strategy):
+    """The tasks of one step, each lane in order."""
+    data, model, fsdp, ahead = strategy[1:]
+    weights = LAYER * BF16 / model  # bytes of a layer, gathered over `data`
+    rows = TOKENS / data * D * BF16  # bytes of an activation on one device
+    tasks = []
+
+    def collective(name, size, axis, *after):
+        n = data if axis == "data" else model
+        times = 2 if name.startswith("reduce ") else 1  # an all-reduce is both
+        tasks.append(Task(name, "wire", times * ring(size, n), after, axis))
+
+    def compute(name, *after):
+        tasks.append(Task(name, "compute", CELL, after))
+
+    if fsdp:
+        for n in range(1, 2 + ahead):
+            collective(f"gather {n}", weights, "data")
+    for n in range(1, L + 1):
+        compute(f"y{n}", f"gather {n}", f"reduce y{n - 1}")
+        if model > 1:
+            collective(f"reduce y{n}", rows, "model", f"y{n}")
+        if fsdp and n + 1 + ahead <= L:
+            collective(f"gather {n + 1 + ahead}", weights, "data", f"y{n}")
+    if fsdp:  # freed after the forward pass, so fetched again
+        for n in range(L, L - 1 - ahead, -1):
+            collective(f"gather again {n}", weights, "data", f"y{L}")
+    for n in range(L, 0, -1):
+        compute(f"dx{n}", f"gather again {n}", f"reduce dx{n + 1}", f"reduce y{L}")
+        if model > 1:
+            collective(f"reduce dx{n}", rows, "model", f"dx{n}")
+        compute(f"dW{n}")
+        if fsdp and n - 1 - ahead >= 1:
+            collective(f"gather again {n - 1 - ahead}", weights, "data", f"dW{n}")
+        if fsdp:
+            collective(f"scatter {n}", weights, "data", f"dW{n}")
+        elif data > 1:
+            collective(f"reduce dW{n}", weights, "data", f"dW{n}")
+    held = L * LAYER / model / (data if fsdp else 1)  # weights that a device updates
+    everything = tuple(task.name for task in tasks)
+    tasks.append(Task("update", "compute", held * ADAM / MEMORY * 1e3, everything))
+    return tasks
+
+
+def schedule(tasks):
+    """{name: (start, end)} in ms."""
+    free, times = {"compute": 0.0, "wire": 0.0}, {}
+    for task in tasks:
+        ready = [times[name][1] for name in task.after if name in times]
+        start = max([free[task.lane], *ready])
+        times[task.name] = (start, start + task.ms)
+        free[task.lane] = start + task.ms
+    return times
+
+
+LEFT, SCALE = 54, 20.6  # px: margin for the names of the lanes, px per ms
+HIGH, LOW = 28, 17  # heights of the two lanes
+COLOUR = {"data": DATA, "model": MODEL}
+KINDS = {"gather": "all-gather", "scatter": "reduce-scatter", "reduce": "all-reduce"}
+
+
+def x_of(ms):
+    return LEFT + SCALE * ms
+
+
+def mark(kind, x, y, width, colour):
+    """A gather grows, a scatter shrinks, an all-reduce shrinks and grows."""
+    small = 4  # px cut off above and below
+    left, right = {"gather": (small, 0), "scatter": (0, small), "reduce": (0, 0)}[kind]
+    points = [(x, y + left), (x + width, y + right)]
+    points += [(x + width, y + LOW - right), (x, y + LOW - left)]
+    if kind == "reduce":
+        middle = x + width / 2
+        points = [points[0], (middle, y + small), points[1], points[2]]
+        points += [(middle, y + LOW - small), (x, y + LOW)]
+    return shape(points, colour, 0.45, f' stroke="{colour}" stroke-width="1"')
+
+
+def lane(tasks, times, name):
+    """(task, start, end) of one lane, in order."""
+    return [(task, *times[task.name]) for task in tasks if task.lane == name]
+
+
+def mesh(strategy):
+    """The sizes of the mesh, each in the colour of its axis."""
+    axes = {"data": strategy.data, "model": strategy.model}
+    return " × ".join(
+        f'<tspan fill="{COLOUR[name]}">{name} {size}</tspan>'
+        for name, size in axes.items()
+        if size > 1
+    )
+
+
+def computing(tasks, y):
+    """Cells of work, and dashed boxes where the device waits."""
+    drawn, busy = [], 0.0
+    for task, start, end in tasks:
+        x, width = x_of(start), x_of(end) - x_of(start) - 1
+        if start > busy + 1e-9:
+            waits = x_of(start) - x_of(busy) - 2.5
+            drawn.append(frame(x_of(busy) + 1, y + 1, waits, HIGH - 2, INK, 0.8, 0.6, True))
+        busy, middle = end, x + width / 2
+        lighter = task.name.startswith(("y", "dx"))
+        drawn.append(rect(x, y, width, HIGH, INK, 0.18 if lighter else 0.32, 1.5))
+        if task.name != "update":
+            what, layer = task.name[:-1], task.name[-1]
+            drawn.append(text(middle, y + 12, layer, 11, "middle", True))
+            drawn.append(text(middle, y + 24, what, 11, "middle"))
+        elif width > 40:
+            drawn.append(text(middle, y + 18, f"{task.ms:.1f} ms", 11, "middle"))
+    return drawn
+
+
+def moving(tasks, y, known):
+    """Marks on the wire, and the name of each kind below the first mark with room for it.
+
+    `known` are the kinds that a panel above has explained: there it says what they move.
+    """
+    drawn, free, named = [], LEFT, {}
+    what = {}  # (kind, axis): what it moves
+    for task, *_ in tasks:
+        kind, *_, thing = task.name.split()
+        moved = thing[:-1] or ("W" if kind == "gather" else "dW")
+        what.setdefault((kind, task.axis), {})[moved] = True
+    for task, start, end in tasks:
+        kind, *_, thing = task.name.split()
+        x, width, key = x_of(start), x_of(end) - x_of(start) - 1, (kind, task.axis)
+        drawn.append(mark(kind, x, y, max(width, 1.2), COLOUR[task.axis]))
+        if width > 7:
+            drawn.append(text(x + width / 2, y + 12.5, thing[-1], 11, "middle"))
+        words = KINDS[kind] if key in known else f"{KINDS[kind]} {', '.join(what[key])}"
+        if key not in named and x >= free:
+            named[key], free = True, x + 6.1 * len(words) + 8
+            drawn.append(text(x, y + LOW + 13, words, 11))
+    assert named.keys() == what.keys(), "a kind without a name"
+    known.update(named)
+    return drawn
+
+
+def panel(top, strategy, known):
+    tasks = step(strategy)
+    times = schedule(tasks)
+    end = times["update"][1]
+    waits = end - sum(task.ms for task in tasks if task.lane == "compute")
+    upper, lower = top + 25, top + 25 + HIGH + 4
+    name = f'<tspan font-weight="600" font-size="14">{strategy.title}</tspan>  '
+    drawn = [
+        text(0, top, name + mesh(strategy), 12),
+        text(284, top, f"{end:.1f} ms", 12, "end"),
+        frame(290.5, top - 9, 11, 10, INK, 0.8, 0.6, True),
+        text(306, top, f"waits {waits:.1f}", 12),
+        text(0, upper + HIGH / 2 + 4, "compute", 12),
+        text(0, lower + 13, "wire", 12),
+    ]
+    for phase, first in [("forward", "y1"), ("backward", f"dx{L}"), ("update", "update")]:
+        x = x_of(times[first][0])
+        room = x + 7 * len(phase) < 360  # or it ends at the right edge
+        anchor = "start" if room else "end"
+        drawn.append(text(x if room else 360, upper - 5, phase, 11, anchor, opacity=0.85))
+    drawn += computing(lane(tasks, times, "compute"), upper)
+    drawn += moving(lane(tasks, times, "wire"), lower, known)
+    said = f"{strategy.title} {end:.1f} milliseconds, of which {waits:.1f} waiting"
+    return drawn, lower + LOW, said
+
+
+def panels(strategies, says):
+    parts, y, said, known = [], 13, [], set()
+    for strategy in strategies:
+        drawn, bottom, words = panel(y, strategy, known)
+        said.append(words)
+        parts += drawn
+        y = bottom + 42
+    axis = y - 20
+    parts.append(line([(LEFT, axis), (x_of(14), axis)], more=' opacity=".5"'))
+    for ms in range(0, 15, 2):
+        parts.append(line([(x_of(ms), axis), (x_of(ms), axis + 4)], more=' opacity=".5"'))
+        words = f"{ms}" if ms else "0 ms"
+        parts.append(text(x_of(ms), axis + 16, words, 11, "middle", opacity=0.8))
+    speeds = (
+        f"{FLOPS / 1e12:.0f} Tflop/s, wire {WIRE / 1e9:.0f} GB/s, memory {MEMORY / 1e12:.2f} TB/s"
+    )
+    parts.append(text(0, axis + 38, f"one H100: {speeds}", 11, opacity=0.85))
+    return figure(360, axis + 42, says.format("; ".join(said)), parts)
+
+
+def draw():
+    return {
+        "step_timelines": panels(
+            STRATEGIES,
+            "One training step of three layers on eight devices as four timelines, time to the "
+            "right, with a lane for compute and a lane for the wire. {}. Data parallelism sums "
+            "gradients beside the backward pass, only the last sum is waited for, and its update "
+            "is long because every device updates every weight. Tensor parallelism waits for a sum "
+            "after each layer of the forward pass. FSDP gathers one layer ahead and scatters "
+            "gradients beside the backward pass; it waits for the first gather, for the one at the "
+            "turn and for the last scatter. FSDP with tensor parallelism has short marks of both "
+            "kinds.",
+        ),
+        "fsdp_overlap": panels(
+            PREFETCH,
+            "One training step of three layers with FSDP on eight devices as two timelines, time "
+            "to the right, with a lane for compute and a lane for the wire. {}. Without prefetch "
+            "the device waits for every gather; one layer ahead, it waits for the first gather, "
+            "for the one at the turn and for the last scatter.",
+        ),
+    }
+
+
+if __name__ == "__main__":
+    write(draw())
