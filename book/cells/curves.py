@@ -11,7 +11,7 @@ def curves(lines, says, x="step", y="loss", log=False):
     def ticks(most):
         unit = 10 ** math.floor(math.log10(most))
         wide = next(n * unit for n in (0.2, 0.5, 1, 2) if most <= 5 * n * unit)
-        return [n * wide for n in range(round(most / wide) + 1) if n * wide <= most * 1.01]
+        return [n * wide for n in range(math.floor(1.01 * most / wide) + 1)]
     if log:
         low = math.floor(math.log10(min(b for _, b in points)))
         high = math.ceil(math.log10(y_most))
@@ -25,7 +25,8 @@ def curves(lines, says, x="step", y="loss", log=False):
         share = (math.log10(value) - low) / (high - low) if log else value / y_most
         return bottom - (bottom - top) * share
     def text(x, y, words, anchor="start"):
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+        at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        return f"<text {at}>{escape(words)}</text>"
     def path(places, more):
         ends = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
         return f'<path d="M{ends}" fill="none" stroke="currentColor" {more}/>'

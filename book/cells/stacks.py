@@ -3,7 +3,7 @@ from html import escape
 from IPython.display import HTML
 
 def stacks(rows, says, unit="GB", limits=(), fills=None):
-    """{row: {part: bytes}} as inline SVG: parts side by side, their sum on the right."""
+    """{row: {part: bytes}} as inline SVG: parts side by side, their sum right."""
     scale = {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     greys = [("currentColor", opacity) for opacity in (0.8, 0.55, 0.33, 0.15)]
@@ -28,7 +28,8 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
     for name, row in rows.items():
         total = sum(row.values()) / scale
         drawn.append(text(0, y + 10, name, 'font-weight="600"'))
-        drawn.append(text(360, y + 10, f"{total:,.{digits}f} {unit}", 'text-anchor="end"'))
+        words = f"{total:,.{digits}f} {unit}"
+        drawn.append(text(360, y + 10, words, 'text-anchor="end"'))
         x, y = 0, y + 15
         for part, value in row.items():
             width = value / scale / most * 359
@@ -39,7 +40,8 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
         x = limit / most * 359
         drawn.append(f'<path d="M{x:.1f} {begin - 4}V{y}" stroke="currentColor" '
                      'stroke-dasharray="3 3" opacity=".8"/>')
-        drawn.append(text(min(x, 330), y + 14, f"{limit} {unit}", 'text-anchor="middle"'))
+        words, middle = f"{limit} {unit}", 'text-anchor="middle"'
+        drawn.append(text(min(x, 330), y + 14, words, middle))
     return HTML(f'<svg role="img" aria-label="{escape(says)}" width="480" '
                 f'viewBox="0 0 360 {y + 20}" font-size="12" fill="currentColor" '
                 'style="max-width:100%;height:auto" font-family="sans-serif">'

@@ -9,7 +9,7 @@ L, D, F, PIXELS, CLASSES = 4, 96, 384, 64, 16
 SPLIT = PIXELS * D + 2 * L * D * F  # weights with moments in eighths
 SMALL = L * (2 * D + F) + D * CLASSES  # the others
 WHOLE, DRIFTED = 4 * (SPLIT + SMALL), 4 * (SPLIT // 8 + SMALL)
-LEFT, STEP, SIDE = 6, 101, 40
+LEFT, STEP, SIDE = 12, 98, 40
 
 
 def weight(x, y, pieces):
