@@ -2,9 +2,11 @@
 import jax.numpy as jnp
 from flax import nnx
 
-def pinned(x, strategy):
-    """Rows of the batch over `data`, every feature on the device that has the row."""
-    return jax.lax.with_sharding_constraint(x, jax.P("data")) if strategy.pin else x
+def pinned(x, strategy, features=None):
+    """Rows of the batch over `data`; features whole, or over the axis that is named."""
+    if not strategy.pin:
+        return x
+    return jax.lax.with_sharding_constraint(x, jax.P("data", features))
 
 class Block(nnx.Module):
     def __init__(self, config, strategy, rngs):
@@ -17,6 +19,8 @@ class Block(nnx.Module):
         self.b_D = nnx.Param(jnp.zeros(config.D), out_sharding=(None,))
 
     def __call__(self, x_BD):
-        size = jnp.sqrt(jnp.mean(x_BD**2, -1, keepdims=True) + 1e-6)
-        h_BF = jax.nn.silu(x_BD / size * self.scale_D @ self.w_DF + self.b_F)
+        x32_BD = x_BD.astype("float32")  # in bfloat16 a mean of squares is too coarse
+        size_B1 = jnp.sqrt(jnp.mean(x32_BD**2, -1, keepdims=True) + 1e-6)
+        norm_BD = (x32_BD / size_B1 * self.scale_D).astype(x_BD.dtype)
+        h_BF = jax.nn.silu(norm_BD @ self.w_DF + self.b_F)
         return x_BD + h_BF @ self.w_FD + self.b_D

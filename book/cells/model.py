@@ -11,18 +11,20 @@ class Model(nnx.Module):
         self.strategy = strategy
 
     def __call__(self, x_BI):
-        use = self.strategy.use  # for chapter 9; otherwise it changes nothing
-        x_BD = pinned(x_BI @ use(self.w_ID), self.strategy)
+        use, remat = self.strategy.use, self.strategy.remat  # by default: no change
+        w_ID, w_DV = use(self.w_ID), use(self.w_DV)
+        x_BD = pinned(x_BI.astype(w_ID.dtype) @ w_ID, self.strategy)
         def layer(x_BD, block):
             return pinned(use(block)(x_BD), self.strategy), None
-        x_BD, _ = jax.lax.scan(self.strategy.remat(layer), x_BD, self.blocks)
-        return pinned(x_BD @ use(self.w_DV), self.strategy)
+        x_BD, _ = jax.lax.scan(remat(layer), x_BD, self.blocks)
+        return pinned(x_BD @ w_DV, self.strategy, features="model")
 
 def loss_of(model, batch):
     """Mean over rows by weight; logits beyond the ten classes are masked."""
     x_BI, labels_B, weights_B = batch
-    logits_BV = model(x_BI)
-    real_V = jnp.arange(logits_BV.shape[-1]) < 10
-    log_p_BV = jax.nn.log_softmax(jnp.where(real_V, logits_BV, -jnp.inf))
-    correct_B = jnp.take_along_axis(log_p_BV, labels_B[:, None], axis=1)[:, 0]
+    logits_BV = model(x_BI).astype("float32")
+    class_V = jnp.arange(logits_BV.shape[-1])
+    log_p_BV = jax.nn.log_softmax(jnp.where(class_V < 10, logits_BV, -jnp.inf))
+    is_label_BV = labels_B[:, None] == class_V  # indexing would gather sharded logits
+    correct_B = jnp.where(is_label_BV, log_p_BV, 0).sum(-1)
     return -(correct_B * weights_B).sum() / weights_B.sum()

@@ -15,11 +15,11 @@ def unchanged(x):
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    data: int  # devices that split the batch
-    model: int  # devices that split the weights for tensor parallelism
-    rows: str | None = None  # "data": FSDP stores weights split over it as well
-    pin: bool = True  # activations stay split by rows of the batch
-    use: Callable = unchanged  # what weights pass through before use (chapter 9)
+    data: int  # devices along `data`, which shards the batch
+    model: int  # devices along `model`, which shards the weights
+    rows: str | None = None  # "data": FSDP, weights are sharded along it as well
+    pin: bool = True  # activations stay sharded as the strategy says
+    use: Callable = unchanged  # what weights pass through before use
     remat: Callable = unchanged  # around a layer; jax.checkpoint computes it again
 
     def mesh(self):
@@ -29,5 +29,5 @@ class Strategy:
 
 tiny, large = Config(L=4, D=96, F=384), Config(L=32, D=4096, F=16384)
 strategies = {"one device": Strategy(1, 1), "data parallel": Strategy(8, 1),
-              "tensor parallel": Strategy(1, 8), "FSDP": Strategy(8, 1, "data"),
+              "FSDP": Strategy(8, 1, "data"), "tensor parallel": Strategy(1, 8),
               "FSDP x tensor": Strategy(2, 4, "data")}
