@@ -43,8 +43,8 @@ class Cell:
 
     @property
     def slug(self) -> str | None:
-        """The name that faults, rows and links call this cell by: its tag id-SLUG."""
-        return self.tagged("id-")
+        """The name that faults, rows and links call this cell by: its tag id-SLUG, or setup."""
+        return self.tagged("id-") or ("setup" if "setup" in self.tags else None)
 
     @property
     def is_proof(self) -> bool:
