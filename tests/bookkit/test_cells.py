@@ -1,4 +1,4 @@
-"""Running cells: what ends a job, what exercises and predictions are judged by, what is left behind."""
+"""Running cells: what ends a job, what predictions are judged by, what is left behind."""
 
 import os
 import subprocess
@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-import test_exercises
 import test_predictions
 from bookkit.model.chapter import Cell, parse
 from bookkit.run.cells import as_jobs, run_jobs
-from toy import CHECK, FRONT, SOLVED, STUB, code
+from toy import FRONT, code
 
 
 def toy(*more):
@@ -75,25 +74,33 @@ def children_of_all():
     return known & {pid for pid, _, words in table if "run/cells.py" in words}
 
 
-@pytest.mark.parametrize("check, wrong, piece", [
-    ("return 'correct'", "answer_a = 2", "to the stub"),
-    ("return 'not yet'", "answer_a = 2", "to the solution"),
-    ("return 'correct' if answer else 'not yet'", "answer_a = 2", "to the wrong answer"),
-    ("return 'correct' if answer + 0 == 1 else 'not yet'", "answer_a = 2", "raises for the stub"),
-    ("return 'correct' if answer == 1 else 'not yet'", "answer_a = (", "does not run"),
-    ("return 'correct' if answer == 1 else 'not yet'", "answer_a = 2", None),
-])
-def test_exercises_see(check, wrong, piece):
-    bad = toy(STUB, CHECK.replace("return 'not yet'\ncheck_a(answer_a)", f"{check}\nstr(1)"), SOLVED)
-    job, asked = test_exercises.plan(bad, {"a": {"wrong": wrong}})
-    [outcome] = run_jobs([job])
-    messages = "\n".join(test_exercises.judge(bad, outcome, asked))
-    assert piece in messages if piece else messages == "", messages
-
-
-def test_predictions_see():
+def test_predictions_see(monkeypatch):
+    monkeypatch.setitem(test_predictions.BOOK.exceptions, "old_form", ["99-bad"])
     good = toy(code("assert predicted * sizes[0] == 16", "predicted"))
     typed = toy(code("assert predicted == 8", "predicted"))
     shown = toy(code("assert sizes == (2, 4)", "fixed-mesh"), code("assert predicted * sizes[0] == 16", "predicted"))
-    assert not list(test_predictions.failures(good)) and not list(test_predictions.failures(shown))
-    assert "(4, 2)" in "\n".join(test_predictions.failures(typed))
+    for chapter, said in ((good, ""), (shown, ""), (typed, "(4, 2)")):
+        assert said in "\n".join(test_predictions.failures([chapter])["99-bad"])
+        assert bool(said) == bool(test_predictions.failures([chapter])["99-bad"])
+
+
+def test_only_predictions_that_say_so_run_again_in_the_new_form(monkeypatch):
+    monkeypatch.setitem(test_predictions.BOOK.exceptions, "old_form", [])
+    chapter = toy(code("1", "predicted", "rerun"), code("2", "predicted"))
+    assert test_predictions.last_predicted(chapter) == 5
+    assert test_predictions.last_predicted(toy(code("1", "predicted"))) is None
+
+
+@pytest.mark.parametrize("source, said", [
+    ("print(f'bytes: predicted {16 // sizes[0]} · measured {rows // sizes[0]}')", ""),
+    ("print(f'predicted 8 bytes · measured {rows // sizes[0]} bytes')", "prints 'predicted 8 bytes · measured 4 bytes'"),
+    ("print(rows)", "prints 'nothing as predicted and measured'"),
+    ("print(f'predicted 1 · measured 1', proven)", "fails: NameError"),
+])
+def test_predictions_in_the_new_form_see(monkeypatch, source, said):
+    """What is printed is compared, and proofs, which are about one mesh, do not run."""
+    monkeypatch.setitem(test_predictions.BOOK.exceptions, "old_form", [])
+    chapter = toy(code("assert sizes == (2, 4)\nproven = 1", "proof"), code(source, "predicted", "rerun"))
+    found = test_predictions.failures([chapter])["99-bad"]
+    assert len(found) == 2 * bool(said), found
+    assert said in "\n".join(found)

@@ -60,11 +60,12 @@ def test_the_command_ends_with_one(monkeypatch, capsys):
         monkeypatch.setattr(faults, "listed_faults", lambda book, entry=entry: [entry])
         assert faults.main([]) == status
     assert "To mend" in capsys.readouterr().out
+    monkeypatch.setattr(faults, "seconds_stored", lambda book, chapters: {"99-bad": {cell.index: 0.1 for cell in FAULTY.code}})
     both = [fault(), fault(name="other", replace="rows = 17")]
     monkeypatch.setattr(faults, "listed_faults", lambda book: both)
     assert faults.main(["--seconds", "60", "--seed", "3"]) == 1
     assert "seed 3: 2 of 2 faults" in capsys.readouterr().out
-    assert faults.main(["--seconds", "0.1", "--seed", "3"]) == 1
+    assert faults.main(["--seconds", "0.1", "--seed", "3"]) == 1  # each would cost 0.5 s and more
     assert "no fault fits into 0 s" in capsys.readouterr().out
     assert faults.main(["--list"]) == 0 and faults.main(["--name", "halved"]) == 0
     with pytest.raises(Problem, match="No chapters: 98-none"):

@@ -4,6 +4,9 @@
     bookkit mutants --chapter 02-variables --name swapped-axes
     bookkit mutants --seconds 600 --seed 7     a seeded sample that ends in time
 
+Before all faults, each chapter runs without any, in the same way: it must pass, and says how long
+its cells take. A sample takes that time from the stored executions instead.
+
 A fault is one changed line of a cell that shows. It must be noticed in the cell that the list names,
 mostly a proof, and nowhere before. Any other outcome is printed and ends the command with 1, unless
 the list gives a reason why it survives.
@@ -24,6 +27,7 @@ from bookkit.lint.tables import listed_faults, names_by_slug
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, by_name
 from bookkit.run.cells import as_jobs, run_jobs
+from bookkit.run.execute import seconds_of_cells
 
 CANNOT_RUN = ("SyntaxError", "IndentationError", "NameError", "ModuleNotFoundError")
 
@@ -141,16 +145,29 @@ def seconds_unchanged(
     return seconds, bad
 
 
+def seconds_stored(book: Book, chapters: list[Chapter]) -> dict[str, dict[int, float]]:
+    """The seconds of each cell, chapter by chapter, when the chapter was executed for the site."""
+    return {chapter.name: seconds_of_cells(book, f"book/{chapter.name}") for chapter in chapters}
+
+
 def plant(
-    faults: list[Fault], books: dict[str, Chapter], parallel: int, budget: float | None, seed: int
+    book: Book,
+    faults: list[Fault],
+    books: dict[str, Chapter],
+    parallel: int,
+    budget: float | None,
+    seed: int,
 ) -> list[str]:
     """Plant faults, all or those that fit into the budget of seconds; what is to be mended."""
     problems = list(unfit_faults(faults, books))
     plans = [(fault, books[fault["chapter"]]) for fault in faults] if not problems else []
     began = time.monotonic()
-    seconds, bad = seconds_unchanged(
-        [books[name] for name in {c.name: 0 for _, c in plans}], parallel
-    )
+    used = list({c.name: c for _, c in plans}.values())
+    bad: dict[str, str] = {}
+    if budget:
+        seconds = seconds_stored(book, used)
+    else:
+        seconds, bad = seconds_unchanged(used, parallel)
     problems += bad.values()
     fitted = [(fault, c, *fit_to_chapter(fault, c)) for fault, c in plans if c.name not in bad]
     jobs = []
@@ -202,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.list:
         problems = list(unfit_faults(faults, books))
     else:
-        problems = plant(faults, books, chosen.jobs, chosen.seconds, chosen.seed)
+        problems = plant(book, faults, books, chosen.jobs, chosen.seconds, chosen.seed)
     if problems:
         print("\nTo mend:")
         print("\n".join("  " + problem for problem in problems))

@@ -130,6 +130,32 @@ def from_cache(cache: Any, notebook: NotebookNode) -> NotebookNode | None:
     return executed
 
 
+class Seconds(dict[int, float]):
+    """What each code cell took, by its number (from 1, Markdown and code together)."""
+
+
+def keep_in_cache(
+    cache: Any, book: Book, page: str, executed: NotebookNode, seconds: Mapping[int, float]
+) -> None:
+    from jupyter_cache.base import CacheBundleIn
+
+    # myst-nb wants the sum under this name; JSON has no numbers as keys
+    by_cell = {str(cell): round(taken, 3) for cell, taken in seconds.items()}
+    about = {"execution_seconds": sum(seconds.values()), "seconds_of_cells": by_cell}
+    bundle = CacheBundleIn(executed, str(book.source(page)), data=about)
+    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+
+
+def seconds_of_cells(book: Book, page: str) -> Seconds:
+    """What the cells of a chapter took when it was executed for the site; executed now if need be."""
+    notebook = execute(book, [page])[page]
+    about = open_cache(book).match_cache_notebook(read_as_sphinx(book, page)).data
+    if known := about.get("seconds_of_cells"):
+        return Seconds({int(cell): taken for cell, taken in known.items()})
+    code = [n for n, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
+    return Seconds({cell: about["execution_seconds"] / len(code) for cell in code})  # an old record
+
+
 def found_in_cache(book: Book, page: str, any_stack: bool = False) -> NotebookNode | None:
     """A chapter as its code was executed, on this stack or on any; nothing runs."""
     from jupyter_cache import get_cache
@@ -269,20 +295,30 @@ async def execute_notebook(
     timeout: int,
     *,
     note: Callable[[int], None] = lambda cell: None,
+    seconds: Seconds | None = None,
     **options: Any,
 ) -> Failure | NotebookNode:
-    """Execute a copy of a notebook; normalised, or what went wrong. note(…) hears of each cell."""
+    """Execute a copy of a notebook; normalised, or what went wrong.
+
+    note(…) hears of each cell as it begins; `seconds` is filled with what each took.
+    """
     from nbclient.exceptions import CellTimeoutError
 
     notebook, now = copy.deepcopy(notebook), 0
+    began = 0.0
 
     def started(cell_index: int, **_: Any) -> None:
-        nonlocal now
-        now = cell_index
+        nonlocal now, began
+        now, began = cell_index, time.perf_counter()
         note(cell_index + 1)
 
+    def ended(cell_index: int, **_: Any) -> None:
+        if seconds is not None:
+            seconds[cell_index + 1] = time.perf_counter() - began
+
+    hooks: dict[str, Any] = {"on_cell_start": started, "on_cell_executed": ended, **options}
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
-        client = new_client(notebook, Path(folder), timeout, on_cell_start=started, **options)
+        client = new_client(notebook, Path(folder), timeout, **hooks)
         client.owns_km = True  # end the kernel with the notebook
         try:
             await client.async_execute(env=kernel_environment(Path(folder, "ipython")))
@@ -313,9 +349,20 @@ def execute(
     With `fresh`, runs every page and leaves the cache alone. Raises ExecutionFailed after the other
     pages are done and cached.
     """
-    notebooks = {
-        page: read_as_sphinx(book, page) for page in (book.chapters if pages is None else pages)
-    }
+    every = book.chapters if pages is None else pages
+    notebooks = {page: read_as_sphinx(book, page) for page in every}
+    return execute_notebooks(book, notebooks, workers=workers, fresh=fresh, say=say)
+
+
+def execute_notebooks(
+    book: Book,
+    notebooks: Mapping[str, NotebookNode],
+    *,
+    workers: int = 2,
+    fresh: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, NotebookNode]:
+    """The same for notebooks in hand, by the page that each was made of."""
     timeout = int(book.config["execute"]["timeout"])
     if fresh:
         return execute_all(notebooks, timeout, workers, say, lambda *_: None)
@@ -324,12 +371,8 @@ def execute(
         done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
         missing = {page: notebooks[page] for page, found in done.items() if found is None}
 
-        def keep(page: str, executed: NotebookNode, seconds: float) -> None:
-            from jupyter_cache.base import CacheBundleIn
-
-            about = {"execution_seconds": seconds}
-            bundle = CacheBundleIn(executed, str(book.source(page)), data=about)
-            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        def keep(page: str, executed: NotebookNode, seconds: Seconds) -> None:
+            keep_in_cache(cache, book, page, executed, seconds)
 
         if missing:
             execute_all(missing, timeout, workers, say, keep)
@@ -339,25 +382,25 @@ def execute(
 
 
 def execute_all(
-    notebooks: dict[str, NotebookNode],
+    notebooks: Mapping[str, NotebookNode],
     timeout: int,
     workers: int,
     say: Callable[[str], None],
-    keep: Callable[[str, NotebookNode, float], None],
+    keep: Callable[[str, NotebookNode, Seconds], None],
 ) -> dict[str, NotebookNode]:
     executed: dict[str, NotebookNode] = {}
     failures: list[Failure] = []
 
     async def one(page: str, turn: asyncio.Semaphore) -> None:
         async with turn:
-            start = time.perf_counter()
-            result = await execute_notebook(page, notebooks[page], timeout)
+            start, cells = time.perf_counter(), Seconds()
+            result = await execute_notebook(page, notebooks[page], timeout, seconds=cells)
             seconds = time.perf_counter() - start
         if isinstance(result, Failure):
             failures.append(result)
         else:
             executed[page] = result
-            keep(page, result, seconds)
+            keep(page, result, cells)
         outcome = "FAILED after" if isinstance(result, Failure) else "executed in"
         say(f"{page}: {outcome} {seconds:.1f} s")
 

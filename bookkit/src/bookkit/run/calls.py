@@ -1,0 +1,119 @@
+"""Chapters with the calls that a reader could make: what their checks say, what they have loaded.
+
+After the check of each exercise the stub is judged, then a wrong answer (the tables in tests/ have
+one for each); after its solution, the solution; after the last cell, the packages are named that the
+chapter has loaded. `bookkit offline` executes chapters so, compares them without these calls with
+what is published, and keeps them in the cache, where tests/book reads what was answered. Thus one
+more execution of a chapter shows both. Without an offline pass the tests execute what is missing.
+
+Proofs are left out of it: what a reader reads must run, and show the same, with every proof deleted.
+"""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+from bookkit.model.book import Book
+from bookkit.run.execute import execute_notebooks, read_as_sphinx
+
+CALL = "call"  # the key in a cell's metadata that tells it from a chapter's own cells
+CAUGHT = """\
+try:
+    {name} = {call}
+except Exception as error:
+    {name} = f"raised {{type(error).__name__}}: {{error}}"
+{name}"""
+LOADED = 'sorted({name.split(".")[0] for name in __import__("sys").modules})'
+NO_PROOF = (
+    "pass  # here stands a proof"  # counts as a cell, so that those after it keep their In [N]
+)
+STUB, WRONG, SOLUTION, PACKAGES = "the stub", "the wrong answer", "the solution", "packages"
+
+
+def wrong_answers(book: Book, page: str) -> dict[str, dict[str, str]]:
+    """By exercise: Python that assigns a wrong answer, and why it is wrong."""
+    name = page.rsplit("/", 1)[-1]
+    tables = [("tests/exercises.toml", name), (f"tests/pages/{name}.toml", "exercise")]
+    found: dict[str, dict[str, str]] = {}
+    for file, key in tables:
+        path = book.root / file
+        if path.exists():
+            found |= tomllib.loads(path.read_text("utf-8")).get(key, {})
+    return found
+
+
+def call(what: str, exercise: str, source: str) -> NotebookNode:
+    return new_code_cell(source, metadata={CALL: {"what": what, "exercise": exercise}})
+
+
+def judged(what: str, exercise: str) -> NotebookNode:
+    source = f"str(check_{exercise}(answer_{exercise}))"
+    return call(what, exercise, CAUGHT.format(name="_answered", call=source))
+
+
+def calls_after(
+    cell: NotebookNode, wrong: Mapping[str, Mapping[str, str]]
+) -> Iterator[NotebookNode]:
+    for tag in cell.metadata.get("tags", ()):
+        if tag.startswith("check-"):
+            exercise = tag.removeprefix("check-")
+            yield judged(STUB, exercise)
+            if exercise in wrong:
+                yield call(WRONG, exercise, wrong[exercise]["wrong"])
+                yield judged(WRONG, exercise)
+        elif tag.startswith("solution-"):
+            yield judged(SOLUTION, tag.removeprefix("solution-"))
+
+
+def without_proofs(notebook: NotebookNode) -> NotebookNode:
+    """A copy whose proofs do nothing and have shown nothing."""
+    notebook = copy.deepcopy(notebook)
+    for cell in notebook.cells:
+        if "proof" in cell.metadata.get("tags", ()):
+            cell.source, cell.outputs = NO_PROOF, []
+    return notebook
+
+
+def with_calls(book: Book, page: str, notebook: NotebookNode | None = None) -> NotebookNode:
+    """A chapter as Sphinx reads it, without its proofs, with a reader's calls between its cells."""
+    notebook = without_proofs(notebook or read_as_sphinx(book, page))
+    wrong, lines = wrong_answers(book, page), notebook.metadata.get("source_map", [])
+    cells, map_of_lines = [], []
+    for number, cell in enumerate(notebook.cells):
+        more = list(calls_after(cell, wrong)) if cell.cell_type == "code" else []
+        if number == len(notebook.cells) - 1:
+            more.append(call(PACKAGES, "", LOADED))
+        cells += [cell, *more]
+        map_of_lines += lines[number : number + 1] * (1 + len(more))
+    for number, cell in enumerate(cells, 1):
+        cell["id"] = f"cell-{number}"
+    notebook.cells = cells
+    if lines:
+        notebook.metadata["source_map"] = map_of_lines
+    return notebook
+
+
+def without_calls(executed: NotebookNode) -> NotebookNode:
+    """The chapter's own cells again, with what they showed."""
+    own = [cell for cell in executed.cells if CALL not in cell.metadata]
+    return NotebookNode({**executed, "cells": own})
+
+
+def executed_with_calls(book: Book, pages: list[str]) -> dict[str, NotebookNode]:
+    """From the cache, where an offline pass leaves it, or executed now."""
+    return execute_notebooks(book, {page: with_calls(book, page) for page in pages})
+
+
+def answers(executed: NotebookNode) -> Iterator[tuple[str, str, str]]:
+    """(what was judged, exercise, what the check said) of each call; and the packages, at the end."""
+    for cell in executed.cells:
+        about: Any = cell.metadata.get(CALL)
+        said = [output.data["text/plain"] for output in cell.get("outputs", ()) if "data" in output]
+        if about and said:
+            yield about["what"], about["exercise"], said[-1]

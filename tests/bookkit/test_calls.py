@@ -1,0 +1,105 @@
+"""A chapter with a reader's calls: what is asked, what is judged, what the offline pass leaves for it."""
+import shutil
+
+import pytest
+
+import test_exercises
+from bookkit.model.book import Book
+from bookkit.run import calls, execute
+from bookkit.run.compare import differences
+from bookkit.run.execute import read_as_sphinx
+from toy import FRONT, ROOT, code
+
+PAGE = "book/99-bad"
+CHECKS = {  # by exercise: what its check does, and what is said of it
+    "kind": ("return 'correct'", "to the stub, not \"not yet"),
+    "strict": ("return 'not yet'", "'not yet' to the solution, not \"correct"),
+    "lax": ("return 'correct' if answer else 'not yet'", "to the wrong answer, not \"not yet"),
+    "raising": ("return 'correct' if answer + 0 == 1 else 'not yet'", "raised TypeError"),
+    "good": ("return 'correct' if answer == 1 else 'not yet'", None),
+}
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    root = tmp_path_factory.mktemp("calls")
+    cells = [code("shown = 3\nprint(shown)")]
+    for name, (body, _) in CHECKS.items():
+        cells += [code(f"answer_{name} = None", f"exercise-{name}"),
+                  code(f"def check_{name}(answer):\n    {body}", f"check-{name}"),
+                  code(f"answer_{name} = 1", f"solution-{name}")]
+    (root / "book").mkdir()
+    (root / "tests").mkdir()
+    (root / f"{PAGE}.md").write_text(FRONT + "\n# A\n\n" + "\n\nWords.\n\n".join([*cells, code("print(shown + 1)")]) + "\n")
+    (root / "tests" / "exercises.toml").write_text(
+        "\n".join(f'["99-bad".{name}]\nwrong = "answer_{name} = 2"\nwhy = "two"' for name in CHECKS))
+    (root / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGE}\n")
+    shutil.copyfile(ROOT / "_config.yml", root / "_config.yml")
+    return Book(root)
+
+
+@pytest.fixture(scope="module")
+def executed(book):
+    return calls.executed_with_calls(book, [PAGE])[PAGE]
+
+
+def test_checks_that_answer_wrongly_are_seen(book, executed):
+    said = list(test_exercises.judge(PAGE, executed, calls.wrong_answers(book, PAGE)))
+    for name, (_, piece) in CHECKS.items():
+        about = [line for line in said if f"exercise {name}:" in line]
+        assert piece in "\n".join(about) if piece else about == [], (name, said)
+    assert len([what for what, *_ in calls.answers(executed)]) == 3 * len(CHECKS) + 1
+
+
+def test_a_wrong_answer_to_no_exercise_is_seen(executed):
+    [said] = [line for line in test_exercises.judge(PAGE, executed, {"gone": {}}) if "gone" in line]
+    assert "not there" in said
+
+
+def test_a_page_has_its_answers_in_its_own_table(book):
+    (book.root / "tests" / "pages").mkdir()
+    (book.root / "tests" / "pages" / "98-new.toml").write_text('[exercise.a]\nwrong = "answer_a = 2"\nwhy = "two"\n')
+    assert calls.wrong_answers(book, "book/98-new")["a"]["why"] == "two"
+    assert set(calls.wrong_answers(book, PAGE)) == set(CHECKS)
+
+
+def test_without_its_calls_a_chapter_is_what_it_was(book, executed):
+    own, shown = read_as_sphinx(book, PAGE), calls.without_calls(executed)
+    assert [cell.source for cell in shown.cells] == [cell.source for cell in own.cells]
+    assert shown.cells[1].outputs[0].text == "3\n" and shown.cells[-1].outputs[0].text == "4\n"
+    made = calls.with_calls(book, PAGE)
+    assert len(made.metadata["source_map"]) == len(made.cells) > len(own.cells)
+
+
+def test_what_a_chapter_loaded_is_told(executed):
+    [(_, _, packages)] = [one for one in calls.answers(executed) if one[0] == calls.PACKAGES]
+    assert "'sys'" in packages and "'flax'" not in packages
+
+
+def test_a_wrong_answer_that_does_not_run_is_a_failing_cell(book):
+    notebook = calls.with_calls(book, PAGE)
+    [broken] = [cell for cell in notebook.cells if cell.source == "answer_good = 2"]
+    broken["source"] = "answer_good = ("
+    with pytest.raises(execute.ExecutionFailed, match="SyntaxError"):
+        execute.execute_notebooks(book, {PAGE: notebook}, say=lambda _: None)
+
+
+def test_the_seconds_of_cells_are_kept(book):
+    seconds = execute.seconds_of_cells(book, PAGE)
+    numbers = [n for n, cell in enumerate(read_as_sphinx(book, PAGE).cells, 1) if cell.cell_type == "code"]
+    assert sorted(seconds) == numbers and all(taken >= 0 for taken in seconds.values())
+
+
+def test_proofs_are_left_out_and_counted(tmp_path):
+    """What shows runs without them, and keeps its number."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGE}\n")
+    shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
+    parts = [code("x = 1"), code("x = 2\nassert x", "proof"), code("print(x, get_ipython().execution_count)")]
+    (tmp_path / f"{PAGE}.md").write_text(FRONT + "\n# A\n\n" + "\n\n".join(parts) + "\n")
+    book = Book(tmp_path)
+    alone = calls.without_calls(calls.executed_with_calls(book, [PAGE])[PAGE])
+    published = execute.execute(book, [PAGE])[PAGE]
+    assert alone.cells[3].outputs[0].text == "1 3\n" and published.cells[3].outputs[0].text == "2 3\n"
+    [(number, line, how)] = differences(calls.without_proofs(published), alone)
+    assert number == 4 and line.startswith("print(x") and "-2 3" in how and "+1 3" in how
