@@ -45,7 +45,7 @@ def unlike_predicted(chapter, outcome):
     """Lines of the cells tagged rerun in which the two differ; a cell without such a line is named too."""
     printed = {entry["end"]: entry["printed"] for entry in outcome["cells"]}
     for cell in chapter.code if not is_old(chapter) else ():
-        if "rerun" in cell.tags and cell.index in printed:
+        if "rerun" in cell.tags and cell.index in printed and cell.index != outcome["failed"]:
             lines = [line for line in printed[cell.index].splitlines() if SAID.search(line)]
             for line in lines or ["nothing as predicted and measured"]:
                 found = SAID.search(line)

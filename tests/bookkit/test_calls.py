@@ -95,11 +95,13 @@ def test_proofs_are_left_out_and_counted(tmp_path):
     (tmp_path / "book").mkdir()
     (tmp_path / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGE}\n")
     shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
-    parts = [code("x = 1"), code("x = 2\nassert x", "proof"), code("print(x, get_ipython().execution_count)")]
+    parts = [code("x = 1"), code("x = 2\nassert x", "proof"), code("print(x)\nget_ipython().execution_count")]
     (tmp_path / f"{PAGE}.md").write_text(FRONT + "\n# A\n\n" + "\n\n".join(parts) + "\n")
     book = Book(tmp_path)
     alone = calls.without_calls(calls.executed_with_calls(book, [PAGE])[PAGE])
     published = execute.execute(book, [PAGE])[PAGE]
-    assert alone.cells[3].outputs[0].text == "1 3\n" and published.cells[3].outputs[0].text == "2 3\n"
-    [(number, line, how)] = differences(calls.without_proofs(published), alone)
-    assert number == 4 and line.startswith("print(x") and "-2 3" in how and "+1 3" in how
+    said, number = published.cells[3].outputs
+    assert (said.text, alone.cells[3].outputs[0].text) == ("2\n", "1\n")
+    assert alone.cells[3].outputs[1].data == number.data  # as In [N] in a traceback
+    [(where, line, how)] = differences(calls.without_proofs(published), alone)
+    assert where == 4 and line == "print(x)" and "-2" in how and "+1" in how
