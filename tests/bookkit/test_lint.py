@@ -7,6 +7,7 @@ import pytest
 
 from bookkit.lint import command, names, rows
 from bookkit.lint.prose import sentences, words
+from bookkit.lint.repository import anchors, static_file
 from bookkit.lint.rules import (
     CHAPTER,
     KINDS,
@@ -499,6 +500,17 @@ def test_gaps_are_seen_and_faults_fill_them():
     assert row["noticed"] == ["assert predicted"] and not rows.shown_rows([], ROWS, [{**fault, "survives": "x"}])
     assert len(list(rows.gaps([row], ROWS, {NAME: ""}))) == 1
     assert list(rows.without_faults([row], ROWS, [])) and not list(rows.without_faults([row], ROWS, [fault]))
+
+
+def test_anchors_of_figures_tables_and_claims(tmp_path):
+    picture = f"![A ring of devices]({BOOK.site}_static/figures/ring.svg)"
+    table = "| a |\n|---|\n| b |\n\n*What `each` device sends in one step, in bytes. More.*"
+    path = tmp_path / "a.md"
+    path.write_text(FRONT + "\n\n".join(["# A title", f"In {picture.replace('ring', 'row')} a line", picture, table, proof(slug="sums")]) + "\n")
+    found = {name for name in anchors(path) if not name.startswith("jupytext")}  # of the front matter
+    assert found == {"a-title", "fig-ring", "table-what-each-device-sends-in-one", "checked-sums"}
+    assert static_file(BOOK, "figures/ring.svg") == ROOT / "book" / "figures" / "ring.svg"
+    assert static_file(BOOK, "colab-badge.svg").exists()
 
 
 def test_asserting_cells_are_told_apart():
