@@ -1,11 +1,15 @@
-"""Predictions come from shapes and axis sizes: they must hold on other meshes too.
+"""Predictions that are computed from shapes and axis sizes hold on other meshes too.
 
-The cells tagged `rerun` (in the old form: `predicted`), and all before them, run again with the mesh
-of the cell tagged `mesh` made 4×2 and 1×8. Cells tagged `fixed-mesh` are left out.
+The cells tagged `rerun`, and all before them that show, run again with the mesh of the cell tagged
+`mesh` made 4×2 and 1×8: what such a cell prints as predicted and as measured must be the same. Cells
+tagged `fixed-mesh` are left out. In the old form all cells tagged `predicted` are rerun, and assert.
 """
+import re
+
 import pytest
 
 from bookkit.lint.anatomy import WRITTEN_MESH
+from bookkit.lint.rules import in_old_form
 from bookkit.model.chapter import chapters
 from bookkit.run.cells import as_jobs, run_jobs
 from rules import BOOK, verify
@@ -13,15 +17,19 @@ from rules import BOOK, verify
 OTHERS = ("(4, 2)", "(1, 8)")
 
 
+def is_old(chapter):
+    return in_old_form(BOOK, chapter.name)
+
+
 def last_predicted(chapter):
     """The last cell whose prediction is computed: in the old form all are, else they are tagged rerun."""
-    tag = "predicted" if chapter.name in BOOK.exceptions.get("old_form", ()) else "rerun"
+    tag = "predicted" if is_old(chapter) else "rerun"
     return max((cell.index for cell in chapter.code if tag in cell.tags), default=None)
 
 
 def with_mesh(chapter, shape):
-    """The job of a chapter up to its last prediction, on another mesh."""
-    cells = [cell for cell in chapter.code
+    """The job of a chapter up to its last prediction, on another mesh; proofs are about the page's own."""
+    cells = [cell for cell in (chapter.code if is_old(chapter) else chapter.shown)
              if cell.index <= last_predicted(chapter) and "fixed-mesh" not in cell.tags]
     job = as_jobs(cells, id=(chapter.name, shape), timeout=200)
     for cell in job["cells"]:
@@ -30,17 +38,35 @@ def with_mesh(chapter, shape):
     return job
 
 
+SAID = re.compile(r"predicted\b(.*?)·\s*measured\b(.*)")
+
+
+def unlike_predicted(chapter, outcome):
+    """Lines of the cells tagged rerun in which the two differ; a cell without such a line is named too."""
+    printed = {entry["end"]: entry["printed"] for entry in outcome["cells"]}
+    for cell in chapter.code if not is_old(chapter) else ():
+        if "rerun" in cell.tags and cell.index in printed and cell.index != outcome["failed"]:
+            lines = [line for line in printed[cell.index].splitlines() if SAID.search(line)]
+            for line in lines or ["nothing as predicted and measured"]:
+                found = SAID.search(line)
+                if not found or found[1].strip(" ,:") != found[2].strip(" ,:"):
+                    yield cell.index, f"prints {line!r}"
+
+
 def failures(chapters):
     """What fails on another mesh, by chapter; two run at a time, in forks of one process."""
     found = {chapter.name: [] for chapter in chapters}
+    named = {chapter.name: chapter for chapter in chapters}
     jobs = [with_mesh(chapter, shape) for chapter in chapters for shape in OTHERS]
     for outcome in run_jobs(jobs, parallel=2):
+        name, shape = outcome["id"]
+        said = list(unlike_predicted(named[name], outcome))
         if outcome["failed"] is not None:
-            name, shape = outcome["id"]
+            said.append((outcome["failed"], f"fails: {outcome['error']}"))
+        for cell, what in said:
             found[name].append(
-                f"book/{name}.md, cell {outcome['failed']}: fails on a mesh of shape {shape}: "
-                f"{outcome['error']}; compute from mesh.shape, or tag a demonstration that needs "
-                "this mesh fixed-mesh")
+                f"book/{name}.md, cell {cell}: on a mesh of shape {shape} it {what}; compute from "
+                "mesh.shape, or tag a demonstration that needs this mesh fixed-mesh")
     return found
 
 

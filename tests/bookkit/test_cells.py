@@ -4,6 +4,8 @@ import os
 import subprocess
 import time
 
+import pytest
+
 import test_predictions
 from bookkit.model.chapter import Cell, parse
 from bookkit.run.cells import as_jobs, run_jobs
@@ -87,3 +89,18 @@ def test_only_predictions_that_say_so_run_again_in_the_new_form(monkeypatch):
     chapter = toy(code("1", "predicted", "rerun"), code("2", "predicted"))
     assert test_predictions.last_predicted(chapter) == 5
     assert test_predictions.last_predicted(toy(code("1", "predicted"))) is None
+
+
+@pytest.mark.parametrize("source, said", [
+    ("print(f'bytes: predicted {16 // sizes[0]} · measured {rows // sizes[0]}')", ""),
+    ("print(f'predicted 8 bytes · measured {rows // sizes[0]} bytes')", "prints 'predicted 8 bytes · measured 4 bytes'"),
+    ("print(rows)", "prints 'nothing as predicted and measured'"),
+    ("print(f'predicted 1 · measured 1', proven)", "fails: NameError"),
+])
+def test_predictions_in_the_new_form_see(monkeypatch, source, said):
+    """What is printed is compared, and proofs, which are about one mesh, do not run."""
+    monkeypatch.setitem(test_predictions.BOOK.exceptions, "old_form", [])
+    chapter = toy(code("assert sizes == (2, 4)\nproven = 1", "proof"), code(source, "predicted", "rerun"))
+    found = test_predictions.failures([chapter])["99-bad"]
+    assert len(found) == 2 * bool(said), found
+    assert said in "\n".join(found)

@@ -7,6 +7,7 @@ import pytest
 
 from bookkit.lint import command, names, rows
 from bookkit.lint.prose import sentences, words
+from bookkit.lint.repository import anchors, static_file
 from bookkit.lint.rules import (
     CHAPTER,
     KINDS,
@@ -367,10 +368,10 @@ BOOKS = [
     ("pairs", "notebooks/01-a.ipynb", '"tags": [', '"execution": {}, "tags": [', "cell 2 is not that"),
     ("pairs", "notebooks/ja/01-a.ipynb", "answer_a = None", "answer_a = 0", "cell 2 is not that"),
     ("pairs", "book/01-a.md", "# A", "# A\n\n```{code-cell} ipython3\n1\n```", "fewer cells"),
-    ("wrong-answers", "tests/exercises.toml", '["01-a".a]\nwrong', '["01-a".a]\nwhose', "needs `wrong`"),
-    ("wrong-answers", "tests/exercises.toml", '["01-a".a]', '["01-a".b]', "has no exercise"),
-    ("wrong-answers", "tests/pages/02-b.toml", "why =", "who =", "tests/pages/02-b.toml:1: [exercise.a] needs `wrong`"),
-    ("wrong-answers", "tests/pages/02-b.toml", "[exercise.a]", "[exercise.b]", "[exercise.b] has no exercise"),
+    ("answers-listed", "tests/exercises.toml", '["01-a".a]\nwrong', '["01-a".a]\nwhose', "needs `wrong`"),
+    ("answers-listed", "tests/exercises.toml", '["01-a".a]', '["01-a".b]', "has no exercise"),
+    ("answers-listed", "tests/pages/02-b.toml", "why =", "who =", "tests/pages/02-b.toml:1: [exercise.a] needs `wrong`"),
+    ("answers-listed", "tests/pages/02-b.toml", "[exercise.a]", "[exercise.b]", "[exercise.b] has no exercise"),
     ("names-listed", "tests/names.toml", "", '[odd]\n', "[odd] is no kind"),
     ("names-listed", "tests/names.toml", "", '[shell]\n"make nothing" = "it"\n', "no target nothing"),
     ("names-listed", "tests/names.toml", "", '[hlo]\n"all-gather" = "XLA"\n', "no page says it"),
@@ -499,6 +500,17 @@ def test_gaps_are_seen_and_faults_fill_them():
     assert row["noticed"] == ["assert predicted"] and not rows.shown_rows([], ROWS, [{**fault, "survives": "x"}])
     assert len(list(rows.gaps([row], ROWS, {NAME: ""}))) == 1
     assert list(rows.without_faults([row], ROWS, [])) and not list(rows.without_faults([row], ROWS, [fault]))
+
+
+def test_anchors_of_figures_tables_and_claims(tmp_path):
+    picture = f"![A ring of devices]({BOOK.site}_static/figures/ring.svg)"
+    table = "| a |\n|---|\n| b |\n\n*What `each` device sends in one step, in bytes. More.*"
+    path = tmp_path / "a.md"
+    path.write_text(FRONT + "\n\n".join(["# A title", f"In {picture.replace('ring', 'row')} a line", picture, table, proof(slug="sums")]) + "\n")
+    found = {name for name in anchors(path) if not name.startswith("jupytext")}  # of the front matter
+    assert found == {"a-title", "fig-ring", "table-what-each-device-sends-in-one", "checked-sums"}
+    assert static_file(BOOK, "figures/ring.svg") == ROOT / "book" / "figures" / "ring.svg"
+    assert static_file(BOOK, "colab-badge.svg").exists()
 
 
 def test_asserting_cells_are_told_apart():

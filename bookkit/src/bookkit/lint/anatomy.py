@@ -10,9 +10,10 @@ import re
 
 from bookkit.lint.prose import blocks
 from bookkit.lint.rules import CHAPTER, OLD, PAGE, WHOLE, Page, Said, SaidOfBook, in_old_form, rule
-from bookkit.lint.tables import EXERCISES, PAGES, listed_answers
+from bookkit.lint.tables import EXERCISES, PAGES
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, chapters
+from bookkit.run.calls import wrong_answers
 
 EXERCISE_PARTS = ("exercise-", "check-", "solution-")
 WRITTEN_MESH = "(2, 4)"
@@ -147,20 +148,17 @@ def exercise_cells(page: Page) -> Said:
 
 
 @rule(WHOLE)
-def wrong_answers(book: Book) -> SaidOfBook:
+def answers_listed(book: Book) -> SaidOfBook:
     """Each exercise has a wrong answer beside its page, and why it is one."""
-    listed = listed_answers(book)
-    there = {chapter.name: exercises(chapter) for chapter in chapters(book.root)}
-    for chapter, found in there.items():
-        path, head = where_answers_stand(book, chapter)
+    for chapter in chapters(book.root):
+        found, listed = exercises(chapter), wrong_answers(book, f"book/{chapter.name}")
+        path, head = where_answers_stand(book, chapter.name)
         for name in found:
-            entry = listed.get(chapter, {}).get(name, {})
+            entry = listed.get(name, {})
             if not entry.get("wrong") or not entry.get("why"):
                 needs = f"needs `wrong` (Python that assigns answer_{name}) and `why`"
                 yield path, 1, f"[{head}.{name}] {needs}"
-    for chapter, entries in listed.items():
-        path, head = where_answers_stand(book, chapter)
-        for name in set(entries) - set(there.get(chapter, ())):
+        for name in set(listed) - set(found):
             yield path, 1, f"[{head}.{name}] has no exercise in the chapter: delete it"
 
 

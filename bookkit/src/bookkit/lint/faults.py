@@ -4,12 +4,12 @@
     bookkit mutants --chapter 02-variables --name swapped-axes
     bookkit mutants --seconds 600 --seed 7     a seeded sample that ends in time
 
+Before all faults, each chapter runs without any, in the same way: it must pass, and says how long
+its cells take. A sample takes that time from the stored executions instead.
+
 A fault is one changed line of a cell that shows. It must be noticed in the cell that the list names,
 mostly a proof, and nowhere before. Any other outcome is printed and ends the command with 1, unless
 the list gives a reason why it survives.
-
-Before all faults, each chapter runs without any, in the same way: it must pass, and says how long
-its cells take. A sample takes that time from the stored executions instead.
 """
 
 from __future__ import annotations

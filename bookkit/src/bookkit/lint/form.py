@@ -23,7 +23,7 @@ from bookkit.model.chapter import CHECKED, Cell, by_name, page_files
 
 RULE_LINES = 8  # of a show cell, as a rule: the median of a page
 PLAIN_LINES = 12  # of one that defines no function and no class
-LINES = 20  # of a function or a class to copy
+COPIED_LINES = 20  # of a function or a class to copy
 VISIBLE_LINES = 250  # of a chapter
 PHONE = 60  # columns of a line that a phone shows whole
 
@@ -50,7 +50,7 @@ def tree_of(cell: Cell) -> ast.Module:
         return ast.Module([], [])
 
 
-def line_of(cell: Cell, node: ast.AST) -> int:
+def line_in_file(cell: Cell, node: ast.AST) -> int:
     return cell.line + getattr(node, "lineno", 1) - 1
 
 
@@ -65,8 +65,8 @@ def short_show_cells(page: Page) -> Said:
         count = code_lines(cell)
         definitions = (ast.FunctionDef, ast.ClassDef)
         defines = any(isinstance(node, definitions) for node in tree_of(cell).body)
-        if count > LINES:
-            yield cell.line, f"{count} lines in a show cell; {LINES} are the limit: split it"
+        if count > COPIED_LINES:
+            yield cell.line, f"{count} lines in a show cell; {COPIED_LINES} are the limit: split it"
         elif count > PLAIN_LINES and not defines:
             what = f"{count} lines in a show cell that defines nothing"
             yield cell.line, f"{what}; {PLAIN_LINES} are the limit: split it"
@@ -128,7 +128,7 @@ def read_once(page: Page) -> Said:
     """Show cells are readable before short: no one-line def, named lambda, walrus in a call, eval."""
     for cell in show_cells(page):
         for node, what in unreadable(tree_of(cell)):
-            yield line_of(cell, node), f"{what}; {UNREADABLE[what]}"
+            yield line_in_file(cell, node), f"{what}; {UNREADABLE[what]}"
 
 
 @rule(CHAPTER, PAGE)
@@ -138,7 +138,7 @@ def shows_and_does_not_prove(page: Page) -> Said:
         for node in ast.walk(tree_of(cell)):
             if isinstance(node, ast.Assert) and node.msg is None and "lesson" not in cell.tags:
                 how = "move it to a proof cell, or give it the message that a reader needs"
-                yield line_of(cell, node), f"an assertion in a cell that shows: {how}"
+                yield line_in_file(cell, node), f"an assertion in a cell that shows: {how}"
 
 
 def something_seen(page: Page, cell: Cell) -> bool:
@@ -210,7 +210,7 @@ def one_meaning(page: Page) -> Said:
         if any(tag.startswith(parts) for tag in cell.tags):
             continue
         for name, what, node in bindings(tree_of(cell).body):
-            at = line_of(cell, node)
+            at = line_in_file(cell, node)
             before, line = first.setdefault(name, (what, at))
             again = what in ("a function", "a class")  # a second one; a module is the same one
             if line == at or (before == what and not again):
@@ -292,7 +292,7 @@ def proof_cells(page: Page) -> Said:
         if not asserts(cell):
             yield cell.line, "a proof that cannot fail: assert its claim"
         if node := says_something(tree_of(cell)):
-            yield line_of(cell, node), "a proof prints nothing: show it in the cell before"
+            yield line_in_file(cell, node), "a proof prints nothing: show it in the cell before"
         elif id(cell) in shown:
             yield cell.line, "a proof prints nothing, but this one did: show it in the cell before"
 

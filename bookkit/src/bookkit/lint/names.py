@@ -30,7 +30,7 @@ from bookkit.model.book import Book
 from bookkit.model.chapter import by_name, page_files
 from bookkit.model.verbs import VERBS
 
-NAME_KINDS = ("gone", "flag", "shell", "hlo", "newest-only", "elsewhere")
+NAME_KINDS = ("gone", "flag", "shell", "hlo", "newest-only", "torch")
 ALIASES = {
     "jnp": "jax.numpy",
     "np": "numpy",

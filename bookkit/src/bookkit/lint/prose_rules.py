@@ -22,7 +22,7 @@ BANNED = {
 SPELLED_SO = re.compile(r"(?i)^(rematerializ|materializ|normaliz|optimiz|serializ)")
 PROPER_NAMES = set(
     "JAX Flax NNX Auto Explicit Manual Orbax Adam AdamW Colab Python CPU GPU TPU FSDP Megatron Linen "
-    "Windows XLA SPMD I A MLP HLO PRNG ZeRO RNG Optax API".split()
+    "PyTorch Windows XLA SPMD I A MLP HLO PRNG ZeRO RNG Optax API".split()
 )
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bookkit.lint.rules import WHOLE, SaidOfBook, in_old_form, rule
@@ -64,13 +63,6 @@ def listed_faults(book: Book) -> list[Entry]:
 
 def listed_rows(book: Book) -> list[Entry]:
     return old_entries(book, COVERAGE, "row") + entries_of_pages(book, "row")
-
-
-def listed_answers(book: Book) -> dict[str, dict[str, Entry]]:
-    """Wrong answers, by page and exercise."""
-    old = read_table(book, EXERCISES)
-    new = {page: table.get("exercise", {}) for page, table in tables_of_pages(book).items()}
-    return {page: found for page, found in old.items() if in_old_form(book, page)} | new
 
 
 def names_by_slug(entry: Entry) -> bool:
@@ -122,7 +114,3 @@ def unlike_a_table(table: dict[str, Any]) -> Iterator[str]:
                 yield f"{name}: give `fails`, the cell that must fail, or `survives`, the reason"
         elif kind == "row" and "id" not in entry:
             yield f"{name}: it lacks id"
-
-
-def table_path(book: Book, page: str) -> Path:
-    return book.root / PAGES / f"{page}.toml"

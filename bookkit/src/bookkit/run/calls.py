@@ -5,6 +5,8 @@ one for each); after its solution, the solution; after the last cell, the packag
 chapter has loaded. `bookkit offline` executes chapters so, compares them without these calls with
 what is published, and keeps them in the cache, where tests/book reads what was answered. Thus one
 more execution of a chapter shows both. Without an offline pass the tests execute what is missing.
+
+Proofs are left out of it: what a reader reads must run, and show the same, with every proof deleted.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ except Exception as error:
     {name} = f"raised {{type(error).__name__}}: {{error}}"
 {name}"""
 LOADED = 'sorted({name.split(".")[0] for name in __import__("sys").modules})'
+NO_PROOF = (
+    "pass  # here stands a proof"  # counts as a cell, so that those after it keep their In [N]
+)
 STUB, WRONG, SOLUTION, PACKAGES = "the stub", "the wrong answer", "the solution", "packages"
 
 
@@ -66,9 +71,18 @@ def calls_after(
             yield judged(SOLUTION, tag.removeprefix("solution-"))
 
 
+def without_proofs(notebook: NotebookNode) -> NotebookNode:
+    """A copy whose proofs do nothing and have shown nothing."""
+    notebook = copy.deepcopy(notebook)
+    for cell in notebook.cells:
+        if "proof" in cell.metadata.get("tags", ()):
+            cell.source, cell.outputs = NO_PROOF, []
+    return notebook
+
+
 def with_calls(book: Book, page: str, notebook: NotebookNode | None = None) -> NotebookNode:
-    """A chapter as Sphinx reads it, with a reader's calls between its cells."""
-    notebook = copy.deepcopy(notebook or read_as_sphinx(book, page))
+    """A chapter as Sphinx reads it, without its proofs, with a reader's calls between its cells."""
+    notebook = without_proofs(notebook or read_as_sphinx(book, page))
     wrong, lines = wrong_answers(book, page), notebook.metadata.get("source_map", [])
     cells, map_of_lines = [], []
     for number, cell in enumerate(notebook.cells):

@@ -143,7 +143,7 @@ def child(cells: list[dict[str, Any]], reports: int) -> None:
         if "end" in entry:
             printed.flush()
             printed.seek(0)
-            entry["printed"] = printed.read()[-500:]
+            entry["printed"] = printed.read()[-4000:]
             printed.seek(0)
             printed.truncate()
         os.write(reports, (json.dumps(entry) + "\n").encode())

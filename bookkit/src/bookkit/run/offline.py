@@ -5,8 +5,9 @@
 
 The kernels run in a network namespace of their own (`unshare -rn`) in which only the loopback is up,
 since kernels talk through it, and with an empty HOME. Between the cells stand the calls that a reader
-could make (calls.py), so that whoever tries a wrong answer sees the same afterwards. The same code
-must give the same outputs, but for cells tagged `timing`. Where namespaces are forbidden the pass
+could make (calls.py), so that whoever tries a wrong answer sees the same afterwards; proofs are left
+out, since what a reader reads must do without them. The same code must give the same outputs, but
+for cells tagged `timing`. Where namespaces are forbidden the pass
 fails and says so: nothing was shown.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 import nbformat
 
 from bookkit.model.book import Book, Problem
-from bookkit.run.calls import with_calls, without_calls
+from bookkit.run.calls import with_calls, without_calls, without_proofs
 from bookkit.run.compare import differences
 from bookkit.run.execute import (
     alone,
@@ -88,11 +89,11 @@ def execute_cut(book: Book, pages: Sequence[str], out: Path) -> None:
         environment["HOME"] = home
         done = subprocess.run([*command, *pages], cwd=book.root, env=environment)
     if done.returncode:
-        raise Problem("without a network a chapter fails; see above")
+        raise Problem("without a network and without its proofs a chapter fails; see above")
 
 
 def unlike_before(book: Book, pages: Sequence[str]) -> Iterator[str]:
-    """Cells that show something else without a network, with a reader's calls between them."""
+    """Cells that show something else without a network and proofs, with calls between them."""
     first = execute(book, pages)
     with tempfile.TemporaryDirectory(prefix="book-offline-") as folder:
         execute_cut(book, pages, Path(folder))
@@ -100,7 +101,9 @@ def unlike_before(book: Book, pages: Sequence[str]) -> Iterator[str]:
             second = nbformat.read(Path(folder, f"{Path(page).name}.ipynb"), 4)
             with alone(book, print):  # for the tests of exercises, which need not execute it again
                 keep_in_cache(open_cache(book), book, page, second, {})
-            for number, line, how in differences(first[page], without_calls(second)):
+            for number, line, how in differences(
+                without_proofs(first[page]), without_calls(second)
+            ):
                 yield f"{page}.md, cell {number}: {line}\n{how}"
 
 
@@ -123,4 +126,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise Problem(
             f"{said}\n\nFix seeds, sort, or print less; cells that time are tagged timing."
         )
-    print(f"{len(pages)} chapters: the same outputs without a network")
+    print(f"{len(pages)} chapters: the same outputs without a network and without proofs")
