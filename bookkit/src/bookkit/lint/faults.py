@@ -153,8 +153,9 @@ def plant(
     plans = [(fault, books[fault["chapter"]]) for fault in faults] if not problems else []
     began = time.monotonic()
     used = list({c.name: c for _, c in plans}.values())
+    bad: dict[str, str] = {}
     if budget:
-        seconds, bad = seconds_stored(book, used), {}
+        seconds = seconds_stored(book, used)
     else:
         seconds, bad = seconds_unchanged(used, parallel)
     problems += bad.values()

@@ -316,9 +316,9 @@ async def execute_notebook(
         if seconds is not None:
             seconds[cell_index + 1] = time.perf_counter() - began
 
-    hooks = {"on_cell_start": started, "on_cell_executed": ended}
+    hooks: dict[str, Any] = {"on_cell_start": started, "on_cell_executed": ended, **options}
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
-        client = new_client(notebook, Path(folder), timeout, **hooks, **options)
+        client = new_client(notebook, Path(folder), timeout, **hooks)
         client.owns_km = True  # end the kernel with the notebook
         try:
             await client.async_execute(env=kernel_environment(Path(folder, "ipython")))

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.result.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
     write()
-    launcher = {"launcher": COLAB_KERNEL} if chosen.colab else {}
+    launcher: dict[str, Any] = {"launcher": COLAB_KERNEL} if chosen.colab else {}
     done = asyncio.run(
         execute_notebook(
             chosen.notebook.stem,
