@@ -213,6 +213,9 @@ FILES = {
     "tests/coverage.toml": '[[row]]\nid = "A1"\nchapter = "00-intro"\ntext = "We choose Auto"\nsource = "https://a.b"\n',
     "tests/mutants.toml": '[[mutant]]\nchapter = "01-a"\nrows = ["A2"]\nname = "n"\nfind = "assert answer"\n'
                           'replace = "assert not answer"\nfails = "assert answer"\n',
+    "CHANGELOG.md": "# Changelog\n\n## 0.2.0 (2026-11-30)\n\n- New.\n\n## 0.1.0 (2026-11-02)\n",
+    "CITATION.cff": "version: 0.2.0\ndate-released: 2026-11-30\n",
+    "src/meshscope/__init__.py": '__version__ = "0.2.0"\n',
 }
 FILES["book/01-a.md"] = TOY.replace("return", "assert answer\n    return")
 
@@ -222,7 +225,7 @@ def small(tmp_path):
     (tmp_path / "_config.yml").write_text((ROOT / "_config.yml").read_text("utf-8").replace(
         "zh_TW: {name", "ja: {name").replace("zh-TW/", "ja/"), "utf-8")
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text, "utf-8")
     (tmp_path / "requirements.txt").write_text("jax==0.1\n")
     (tmp_path / "Makefile").write_text("site:\n")
@@ -260,6 +263,11 @@ BOOKS = [
     ("faults-and-rows", "tests/mutants.toml", 'name = "n"', 'name = "n"\nsurvives = "why"', "not covered in 01-a"),
     ("faults-and-rows", "tests/mutants.toml", '"A2"', '"Z9"', "no row Z9"),
     ("faults-and-rows", "tests/mutants.toml", '"01-a"', '"none"', "no such chapter"),
+    ("one-release", "CHANGELOG.md", "0.2.0", "0.3.0", "version 0.2.0, but CHANGELOG.md has 0.3.0"),
+    ("one-release", "CHANGELOG.md", "2026-11-30", "unreleased", "date-released is 2026-11-30, but CHANGELOG.md says that 0.2.0 is unreleased"),
+    ("one-release", "CHANGELOG.md", "## 0", "# 0", "names no release"),
+    ("one-release", "CITATION.cff", "date-released: 2026-11-30", "", "date-released is None"),
+    ("one-release", "src/meshscope/__init__.py", "0.2.0", "0.2.1", "__version__ is 0.2.1"),
     ("faults-and-rows", "tests/coverage.toml", "We choose Auto", "We choose Explicit", "0 times"),
 ]
 
