@@ -4,10 +4,14 @@ import os
 import subprocess
 import time
 
+import pytest
+
 import test_predictions
 from bookkit.model.chapter import Cell, parse
 from bookkit.run.cells import as_jobs, run_jobs
 from toy import FRONT, code
+
+pytestmark = pytest.mark.reads()  # made-up chapters
 
 
 def toy(*more):
