@@ -50,7 +50,7 @@ site: venv ## build the site in both languages into _build/html, executing what 
 test: venv ## execute what changed, then run the tests that a change can touch (ALL=yes: every test)
 	@$(RUN) bookkit execute
 	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile $(CHANGED)
-	@$(RUN) pytest tests -m kills $(CHANGED)
+	@$(RUN) pytest tests/*/test_*_kills.py $(CHANGED)
 
 serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
 	@echo "http://localhost:$(PORT)/"
