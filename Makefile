@@ -7,6 +7,7 @@ PORT ?= 8000
 LANGUAGE ?= en
 WORKERS ?= 2
 ALL ?=
+PIP_OPTIONS ?=
 CHANGED = $(if $(ALL),,--changed)
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
@@ -33,7 +34,7 @@ venv: ## make the virtual environment (every other target does so when needed)
 	  echo "installing requirements.txt into $(VENV) with $$python (some minutes, once)"; \
 	  rm -f $(INSTALLED); \
 	  "$$python" -m venv --clear $(VENV); \
-	  $(BIN)/pip install --quiet -r requirements.txt; \
+	  $(BIN)/pip install --quiet $(PIP_OPTIONS) -r requirements.txt; \
 	  cp requirements.txt $(INSTALLED); \
 	}
 	@cat $(PACKAGES) | cmp -s - $(EDITABLE) || { \
@@ -46,11 +47,11 @@ site: venv ## build the site in both languages into _build/html, executing what 
 	@$(RUN) bookkit site
 
 # Tests that passed are left out while what they depend on is the same (tests/bookkit/selection.py).
-# Programs that are killed at certain moments want the machine for themselves.
+# Programs that are killed at certain moments come last, when nothing else makes them wait.
 test: venv ## execute what changed, then run the tests that a change can touch (ALL=yes: every test)
 	@$(RUN) bookkit execute
 	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile $(CHANGED)
-	@$(RUN) pytest tests -m kills $(CHANGED)
+	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile $(CHANGED)
 
 serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
 	@echo "http://localhost:$(PORT)/"

@@ -7,6 +7,8 @@ from bookkit.model.chapter import by_name
 from bookkit.run.calls import PACKAGES, answers, executed_with_calls
 from rules import BOOK
 
+pytestmark = pytest.mark.reads()  # the code of pages alone
+
 PAGE = "book/08-distributed-arrays"
 
 

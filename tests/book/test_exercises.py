@@ -11,6 +11,8 @@ from bookkit.model.chapter import by_name
 from bookkit.run.calls import SOLUTION, STUB, WRONG, answers, executed_with_calls, wrong_answers
 from rules import BOOK, verify
 
+pytestmark = pytest.mark.reads()  # the code of pages alone
+
 WANTED = {STUB: "not yet", WRONG: "not yet", SOLUTION: "correct"}
 PAGES = [page for page in BOOK.chapters if exercises(by_name()[page.removeprefix("book/")])]
 

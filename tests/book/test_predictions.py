@@ -14,6 +14,8 @@ from bookkit.model.chapter import chapters
 from bookkit.run.cells import as_jobs, run_jobs
 from rules import BOOK, verify
 
+pytestmark = pytest.mark.reads()  # the code of pages alone
+
 OTHERS = ("(4, 2)", "(1, 8)")
 
 

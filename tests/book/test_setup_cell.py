@@ -14,6 +14,8 @@ import pytest
 
 from rules import BOOK, verify
 
+pytestmark = pytest.mark.reads()  # the setup cell alone
+
 SETUP = BOOK.root / "book" / "cells" / "setup.py"
 AROUND = '''
 import importlib.metadata, importlib.util, json, os, subprocess, sys, types

@@ -55,44 +55,28 @@ def names_of_files(root):
                   and path.parts[0] != "_build")
 
 
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
 class Files:
-    """The repository as it is now."""
+    """The repository as it is when this is made: whoever edits while tests run runs them again."""
 
     def __init__(self, root):
-        self.root = root
-        self.names = names_of_files(root)
-
-    @functools.cached_property
-    def code(self):
-        """What every test depends on."""
-        digest = hashlib.sha256(sys.version.encode())
-        for name in self.names:
-            content = (self.root / name).read_bytes()
-            if matches(name, "book/*.md"):
-                content = "\n".join(found[0] for found in CODE.finditer(content.decode())).encode()
-            elif is_prose(name):
-                continue
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-        return digest.hexdigest()
-
-    @functools.cached_property
-    def headings(self):
-        pages = [name for name in self.names if matches(name, "book/*.md")]
-        return [(name, HEADING.findall((self.root / name).read_text("utf-8"))) for name in pages]
+        contents = {name: (root / name).read_bytes() for name in names_of_files(root)}
+        self.prose = {name: sha256(content) for name, content in contents.items() if is_prose(name)}
+        pages = {name: contents[name].decode() for name in contents if matches(name, "book/*.md")}
+        cells = {name: [found[0] for found in CODE.finditer(text)] for name, text in pages.items()}
+        others = {name: sha256(content) for name, content in contents.items() if name not in self.prose}
+        self.code = sha256(repr((sys.version, cells, others)).encode())  # what every test depends on
+        self.headings = repr({name: HEADING.findall(text) for name, text in pages.items()})
 
     @functools.cache  # noqa: B019 (one object a session)
     def digest(self, reads):
         """Of all that a test depends on which reads this prose."""
-        digest = hashlib.sha256(self.code.encode())
-        for pattern in reads:
-            digest.update(f"{pattern}\0".encode())
-            if pattern == "headings":
-                digest.update(repr(self.headings).encode())
-            for name in self.names:
-                if matches(name, pattern):
-                    content = (self.root / name).read_bytes()
-                    digest.update(f"{name}\0{len(content)}\0".encode() + content)
-        return digest.hexdigest()[:16]
+        found = {pattern: [(name, one) for name, one in self.prose.items() if matches(name, pattern)]
+                 for pattern in reads}  # fmt: skip
+        return sha256(repr((self.code, found, "headings" in reads and self.headings)).encode())[:16]
 
 
 def said_to_read(item):

@@ -2,7 +2,10 @@
 
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -252,6 +255,27 @@ def test_a_missing_page_is_named_and_the_site_stays(book, tmp_path):
     with pytest.raises(Problem, match=r"The site lacks zh-TW/book/01-toy\.html\. "):
         build.assemble(book, outputs, book.root / "_build" / "html")
     assert html(book, CHINESE) == before
+
+
+def test_a_swap_that_was_stopped_halfway_loses_nothing(book, tmp_path):
+    site, old = book.root / "_build" / "html", book.root / "_build" / "html.old"
+    before = html(book, CHINESE)
+    site.rename(old)
+    with pytest.raises(FileNotFoundError):  # nothing was built there
+        build.assemble(book, {language.code: tmp_path / "none" for language in book.languages}, site)
+    assert html(book, CHINESE) == before and not old.exists()
+
+
+def test_jupyter_book_as_typed_leaves_the_site_alone(book):
+    """As the README has it, over what `make site` made; and where there is no such site."""
+    site = book.root / "_build" / "html"
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    command = [Path(sys.executable).with_name("jupyter-book"), "build", "."]
+    done = subprocess.run(command, cwd=book.root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stays: these pages go to _build/jupyter-book/html" in done.stdout
+    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+    assert "A toy is a claim" in (site.parent / "jupyter-book" / ENGLISH.replace("book/", "html/book/", 1)).read_text("utf-8")
 
 
 def test_an_edit_of_prose_and_a_translation_execute_nothing(book):

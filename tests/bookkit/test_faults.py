@@ -8,6 +8,8 @@ from bookkit.model.chapter import parse
 from bookkit.run.cells import run_jobs
 from toy import FRONT, code
 
+pytestmark = pytest.mark.reads()  # made-up chapters
+
 FAULTY = parse("99-bad", FRONT + "\n# A\n\n" + "\n\n".join(map(code, [
     "sizes = (2, 4)", "rows = 16", "predicted = rows // sizes[0]", "shown = predicted", "assert predicted == 8",
     "assert rows < 20"])) + "\n")

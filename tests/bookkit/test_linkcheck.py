@@ -10,6 +10,8 @@ from bookkit.model.book import Book, Problem
 from bookkit.site import linkcheck
 from toy import ROOT
 
+pytestmark = pytest.mark.reads()  # a made-up book
+
 ANSWERS = {"/good": 200, "/gone": 404, "/moved": 301, "/found": 302}
 
 

@@ -328,6 +328,9 @@ FILES = {
     "tests/pages/02-b.toml": '[exercise.a]\nwrong = "answer_a = 2"\nwhy = "no"\n[[row]]\nid = "A2"\ncells = ["sure"]\n'
                              '[[fault]]\nname = "n"\nrows = ["A2"]\nfind = "answer_a = None"\nreplace = "answer_a = 2"\n'
                              'fails = "sure"\n',
+    "CHANGELOG.md": "# Changelog\n\n## 0.2.0 (2026-11-30)\n\n- New.\n\n## 0.1.0 (2026-11-02)\n",
+    "CITATION.cff": "version: 0.2.0\ndate-released: 2026-11-30\n",
+    "src/meshscope/__init__.py": '__version__ = "0.2.0"\n',
 }
 FILES["book/02-b.md"] = TOY + "\n" + proof("assert answer_a == 1", "sure") + "\n"
 FILES["book/01-a.md"] = TOY.replace("return", "assert answer\n    return")
@@ -394,6 +397,11 @@ BOOKS = [
     ("exceptions-shrink", "tests/exceptions.toml", '"01-a"', '"01-a", "02-b"', "02-b, which has proof cells: take it off"),
     ("exceptions-shrink", "tests/exceptions.toml", '"01-a"', '"01-a", "03-c"', "there is no book/03-c.md"),
     ("exceptions-shrink", "tests/exceptions.toml", '"01-a"', '"01-a", "01-a"', "01-a twice"),
+    ("one-release", "CHANGELOG.md", "0.2.0", "0.3.0", "version 0.2.0, but CHANGELOG.md has 0.3.0"),
+    ("one-release", "CHANGELOG.md", "2026-11-30", "unreleased", "date-released is 2026-11-30, but CHANGELOG.md says that 0.2.0 is unreleased"),
+    ("one-release", "CHANGELOG.md", "## 0", "# 0", "names no release"),
+    ("one-release", "CITATION.cff", "date-released: 2026-11-30", "", "date-released is None"),
+    ("one-release", "src/meshscope/__init__.py", "0.2.0", "0.2.1", "__version__ is 0.2.1"),
 ]
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from toy import ROOT
 
+pytestmark = pytest.mark.reads()  # made-up folders
+
 FIND = ROOT / "bookkit" / "find_python.sh"
 
 

@@ -223,6 +223,29 @@ def test_root_installs_what_is_missing(tmp_path, works):
     assert works or "could not install the package some-package" in done.stderr
 
 
+def test_the_hook_checks_what_is_staged_and_fetches_nothing(tmp_path):
+    """In a repository whose commands are stand-ins that say how they were called."""
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    hook = [ROOT / ".githooks" / "pre-commit"]
+    done = subprocess.run(hook, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "run make venv" in done.stderr
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("ruff", "codespell", "bookkit"):
+        program = tmp_path / ".venv" / "bin" / name
+        program.write_text('#!/bin/sh\necho "${0##*/} $*" >> calls\n')
+        program.chmod(0o755)
+    (tmp_path / "book").mkdir()
+    for name, called in (("code.py", []), ("book/01-a.md", ["bookkit sync --check", "bookkit lint book/01-a.md"])):
+        (tmp_path / name).write_text("text")
+        subprocess.run(["git", "add", name], cwd=tmp_path, check=True)
+        (tmp_path / "calls").unlink(missing_ok=True)
+        assert subprocess.run(hook, cwd=tmp_path).returncode == 0
+        calls = (tmp_path / "calls").read_text().splitlines()
+        assert [call for call in calls if call.startswith("bookkit")] == called and "codespell " in calls
+    (tmp_path / ".venv" / "bin" / "codespell").write_text("#!/bin/sh\nexit 65\n")
+    assert subprocess.run(hook, cwd=tmp_path).returncode == 65
+
+
 def test_containers_and_binder_use_the_pinned_python():
     python = (ROOT / ".python-version").read_text().strip()
     assert (ROOT / "runtime.txt").read_text().strip() == f"python-{python}"

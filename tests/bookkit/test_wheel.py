@@ -9,6 +9,8 @@ import pytest
 from bookkit.model.book import Problem
 from bookkit.stacks import wheel
 
+pytestmark = pytest.mark.reads()  # the package alone
+
 METADATA = """\
 Metadata-Version: 2.5
 Name: meshscope

@@ -20,6 +20,8 @@ from lives import ROOT
 import model
 import train
 
+pytestmark = pytest.mark.reads()  # programs alone
+
 STEPS = 46  # two epochs of 23 batches; the last batch of each has 29 rows instead of 64
 EVERY_STEP = ["--steps", STEPS, "--log-every", 1, "--save-every", 20]
 HERE = ROOT / "tests" / "examples"

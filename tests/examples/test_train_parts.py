@@ -19,6 +19,8 @@ import meshscope as ms
 import model
 import train
 
+pytestmark = pytest.mark.reads()  # programs alone
+
 P = jax.P
 SMALL = model.Config()
 COMPILED = []  # what JAX hands to the compiler, by name

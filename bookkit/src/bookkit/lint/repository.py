@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
 import nbformat
+import yaml
 from docutils.nodes import make_id
 
 from bookkit.lint.prose import headings, read_aloud, sentences
@@ -193,3 +194,32 @@ def unlike_chapter(book: Book, page: str, path: Path, translated: bool) -> Itera
             yield f"cell {number} is not that of {cell.where}"
         elif other.get("outputs") or other.get("execution_count") is not None:
             yield f"cell {number} carries what an execution left"
+
+
+RELEASE = re.compile(r"(?m)^## (\S+) \((.+)\)$")  # a heading of CHANGELOG.md
+
+
+@rule(WHOLE)
+def one_release(book: Book) -> SaidOfBook:
+    """CITATION.cff, CHANGELOG.md and meshscope name the same release, and its date once it has one."""
+    changes, citation = book.root / "CHANGELOG.md", book.root / "CITATION.cff"
+    if not changes.exists() and not citation.exists():
+        return
+    newest = RELEASE.search(changes.read_text("utf-8") if changes.exists() else "")
+    if newest is None:
+        how = "begin its newest entry `## 0.1.0 (unreleased)`, or with the date as 2026-11-30"
+        yield "CHANGELOG.md", 1, f"it names no release: {how}"
+        return
+    version, date = newest[1], None if newest[2] == "unreleased" else newest[2]
+    cited = yaml.safe_load(citation.read_text("utf-8")) if citation.exists() else {}
+    if str(cited.get("version")) != version:
+        yield "CITATION.cff", 1, f"version {cited.get('version')}, but CHANGELOG.md has {version}"
+    if str(cited.get("date-released")) != str(date):
+        there = f"CHANGELOG.md says that {version} is {newest[2]}"
+        yield "CITATION.cff", 1, f"date-released is {cited.get('date-released')}, but {there}"
+    package = book.root / "src" / "meshscope" / "__init__.py"
+    if package.exists():
+        own = re.search(r'(?m)^__version__ = "(.+)"', package.read_text("utf-8"))
+        if own is None or own[1] != version:
+            what = f"__version__ is {own and own[1]}, but CHANGELOG.md has {version}"
+            yield "src/meshscope/__init__.py", 1, what

@@ -85,6 +85,8 @@ def ids_of(page: Path) -> set[str]:
 def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
     """Copy the outputs (by language) together, check that nothing is missing, then swap folders."""
     new, old = site.with_name(site.name + ".new"), site.with_name(site.name + ".old")
+    if old.exists() and not site.exists():  # whoever swapped folders was stopped halfway
+        old.rename(site)
     for folder in (new, old):
         shutil.rmtree(folder, ignore_errors=True)
     leave_out = shutil.ignore_patterns(".doctrees", ".buildinfo*", "objects.inv")

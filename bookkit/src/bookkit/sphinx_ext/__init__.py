@@ -21,6 +21,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.util import logging
 
 from bookkit.sphinx_ext import (
     claims,
@@ -39,6 +40,7 @@ from bookkit.sphinx_ext import (
     translation,
 )
 
+logger = logging.getLogger(__name__)
 TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -46,7 +48,25 @@ def add_templates(app: Sphinx, config: Config) -> None:
     config.templates_path.append(str(TEMPLATES))
 
 
+def keep_the_site(app: Sphinx) -> None:
+    """`jupyter-book build .` writes one language into _build/html: not over what `make site` made.
+
+    Called before there is a builder, which takes the folder from the application.
+    """
+    site = Path(app.srcdir) / "_build" / "html"
+    if Path(app.outdir) == site and (site / ".nojekyll").exists():  # written by bookkit.site.build
+        app.outdir = type(app.outdir)(site.parent / "jupyter-book" / "html")
+        app.outdir.mkdir(parents=True, exist_ok=True)
+        where = app.outdir.relative_to(app.srcdir)
+        notice = (
+            "_build/html holds the site that `make site` built, and stays: these pages go to %s"
+        )
+        app.connect("builder-inited", lambda _: logger.info(notice, where))
+        app.connect("build-finished", lambda *_: logger.info(notice, where))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
+    keep_the_site(app)
     app.connect("config-inited", add_templates)
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
