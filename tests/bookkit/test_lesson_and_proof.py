@@ -242,8 +242,10 @@ def test_ids_of_a_drawing_are_its_own_on_the_page():
 
 
 def test_formulas_are_mathml_and_pages_load_no_script_for_them(toy):
-    page, _ = toy
-    assert page.select_one("table math") and page.select_one('div.math math[display="block"] munderover')
+    page, said = toy
+    formula = page.select_one('div.math math[display="block"]')
+    assert page.select_one("table math") and formula.select_one("munderover")
+    assert ("⟦" in formula.text) == ("⟦" in said)
     assert not page.select("[src*=mathjax]") and "\\(" not in page.text
 
 

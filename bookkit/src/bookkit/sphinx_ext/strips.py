@@ -149,7 +149,7 @@ def visit_claim(self: HTML5Translator, node: ClaimText) -> None:
     stored = node.parent["stored"]
     word = _("Checked against a record") if stored else _("Checked")
     self.body.append(
-        f"<summary>{tick(stored)}"
+        f'<summary>{tick(stored)}<span class="line">'
         f'<span class="word">{html.escape(word)}</span> '
         + self.starttag(node, "span", "", CLASS="claim")
     )
@@ -157,7 +157,9 @@ def visit_claim(self: HTML5Translator, node: ClaimText) -> None:
 
 def depart_claim(self: HTML5Translator, node: ClaimText) -> None:
     more = html.escape(_("code"))
-    self.body.append(f'</span><span class="more" aria-hidden="true">{more}</span></summary>\n')
+    self.body.append(
+        f'</span></span><span class="more" aria-hidden="true">{more}</span></summary>\n'
+    )
 
 
 def visit_fold(self: HTML5Translator, node: Fold) -> None:
