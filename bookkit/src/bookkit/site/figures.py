@@ -28,7 +28,7 @@ from typing import Any
 from bookkit.model.book import Book, Problem, find_root
 
 AT_ONCE = 2
-MINUTES = 10  # for one program
+MINUTES_TO_DRAW = 10  # for one program
 READS = "reads.json"
 NOT_INPUTS = (".git", ".venv", "_build", "bookkit", "__pycache__", "site-packages")
 EIGHT_CPUS = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "NPROC": "16"}
@@ -124,10 +124,11 @@ def drawn_by(book: Book, program: Path) -> Drawn:
                 env=environment,
                 capture_output=True,
                 encoding="utf-8",
-                timeout=60 * MINUTES,
+                timeout=60 * MINUTES_TO_DRAW,
             )
         except subprocess.TimeoutExpired:
-            raise Problem(f"{where} drew nothing in {MINUTES} minutes: make it smaller") from None
+            said = f"{where} drew nothing in {MINUTES_TO_DRAW} minutes: make it smaller"
+            raise Problem(said) from None
         if done.returncode:
             raise Problem(f"{where} failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
         out = Path(folder)

@@ -20,9 +20,9 @@ from sphinx.environment import BuildEnvironment
 from bookkit.model.book import Book
 from bookkit.model.claims import ran_on
 from bookkit.run.execute import stack
-from bookkit.sphinx_ext.strips import Claim, tick
+from bookkit.sphinx_ext.strips import ClaimText, tick
 
-PAGE = "book/proves"
+PROVES = "book/proves"
 COMPILED_FOR = re.compile(r"compiled for (\w+)")
 NAMES = {"python": "Python", "jax": "JAX", "flax": "Flax"}
 
@@ -39,7 +39,7 @@ class Shown:
 
 def collect(app: Sphinx, doctree: nodes.document) -> None:
     found = []
-    for claim in doctree.findall(Claim):
+    for claim in doctree.findall(ClaimText):
         if claim.parent["ids"]:
             slug = claim.parent["ids"][0].removeprefix("checked-")
             words = "".join(child.astext() for child in claim.children if not is_note(child))
@@ -74,27 +74,27 @@ def anchor_of(page: str) -> str:
 
 def list_contents(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """The page's own contents name the pages that claim something; it is written each time."""
-    if PAGE not in env.found_docs:
+    if PROVES not in env.found_docs:
         return []
     entries = nodes.bullet_list()
     by_page = claims_by_page(app)
     for page in by_page:
-        where = {"refuri": PAGE, "anchorname": f"#{anchor_of(page)}", "internal": True}
+        where = {"refuri": PROVES, "anchorname": f"#{anchor_of(page)}", "internal": True}
         link = nodes.reference("", "", *heading(app, page), **where)
         entries += nodes.list_item("", addnodes.compact_paragraph("", "", link))
-    top = env.tocs[PAGE][0]
+    top = env.tocs[PROVES][0]
     del top[1:]
     if by_page:
         top += entries
-    env.toc_num_entries[PAGE] = 1 + len(by_page)
-    anchors = env.metadata[PAGE].setdefault("book_anchors", set())
+    env.toc_num_entries[PROVES] = 1 + len(by_page)
+    anchors = env.metadata[PROVES].setdefault("book_anchors", set())
     anchors |= {anchor_of(page) for page in by_page}
-    return [PAGE]
+    return [PROVES]
 
 
-def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+def list_claims(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Every claim, by page, each linked to its strip."""
-    if docname != PAGE:
+    if docname != PROVES:
         return
     top = next(doctree.findall(nodes.section))
     for page, claims in claims_by_page(app).items():
@@ -102,7 +102,7 @@ def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         section = nodes.section("", title, ids=[anchor_of(page)])
         items = nodes.bullet_list(classes=["claims-list"])
         for claim in claims:
-            there = f"{app.builder.get_relative_uri(PAGE, page)}#checked-{claim.slug}"
+            there = f"{app.builder.get_relative_uri(PROVES, page)}#checked-{claim.slug}"
             link = nodes.reference("", claim.claim, refuri=there, internal=True)
             item = nodes.list_item(classes=["stored"] if claim.stored else [])
             item += nodes.raw("", tick(claim.stored), format="html")
@@ -123,8 +123,8 @@ def foot(
     context["book_claims"] = len(claims)
     recorded = [one.versions for one in ran_on(book, pagename)]
     context["book_ran_on"] = list(dict.fromkeys(map(spelled, [stack(), *recorded])))
-    if PAGE in app.env.found_docs:
-        up = app.builder.get_relative_uri(pagename, PAGE)
+    if PROVES in app.env.found_docs:
+        up = app.builder.get_relative_uri(pagename, PROVES)
         context["book_proves_url"] = f"{up}#{anchor_of(pagename)}"
 
 
@@ -148,6 +148,6 @@ def write_json(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("doctree-read", collect, priority=880)  # in the page's language
     app.connect("env-updated", list_contents)
-    app.connect("doctree-resolved", fill)
+    app.connect("doctree-resolved", list_claims)
     app.connect("html-page-context", foot)
     app.connect("build-finished", write_json)

@@ -59,7 +59,7 @@ class Captions(SphinxTransform):
                 made = Figure(name="", classes=["tabled"])
                 table.parent.replace(table, made)
                 made += table
-                anchor = f"table-{slug(caption.astext())}"
+                anchor = f"table-{anchor_words(caption.astext())}"
                 finish_figure(made, table, anchor, taken)
         number_captions(self.document, chapter_number(self.env.docname))
 
@@ -110,7 +110,7 @@ def finish_figure(made: Figure, inside: nodes.Element, anchor: str, taken: set[s
         made += caption
 
 
-def slug(text: str) -> str:
+def anchor_words(text: str) -> str:
     """The first words of the first sentence, as an anchor."""
     sentence = re.split(r"[.:;?!](?:\s|$)", text)[0]
     return "-".join(re.findall(r"[a-z0-9]+", sentence.lower())[:WORDS_OF_ANCHOR])

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import html
 import re
+from typing import Any
 
 from docutils import nodes
 from math_core import LatexError, LatexToMathML
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
+
+from bookkit.sphinx_ext.languages import translated
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +26,20 @@ def converter() -> LatexToMathML:
     return LatexToMathML(fancy_error=False)
 
 
+class Formulas(SphinxTransform):
+    """Keep what displayed formulas say: Sphinx's way to translate them leaves only "::"."""
+
+    default_priority = 19  # before the translation (20)
+
+    def apply(self, **_: Any) -> None:
+        for node in self.document.findall(nodes.math_block):
+            source = node.rawsource or node.astext()
+            node["tex"] = translated(self.app, self.env.docname, source)
+
+
 def mathml(node: nodes.Element, block: bool) -> str:
     """A formula for the page; what cannot be read is a warning, which fails the build."""
-    tex = node.astext().strip()
+    tex = node.get("tex", node.astext()).strip()
     if environment := ENVIRONMENT.fullmatch(tex):
         tex = environment[3].strip()
     try:
@@ -48,4 +63,5 @@ def visit_block(self: HTML5Translator, node: nodes.Element) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.add_transform(Formulas)
     app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))

@@ -41,7 +41,7 @@ class Summary(nodes.caption):
     """What is seen of a fold: a message of the page."""
 
 
-class Claim(Summary):
+class ClaimText(Summary):
     """What a proof says that it checked."""
 
 
@@ -85,7 +85,7 @@ class Folds(SphinxTransform):
 
 def strip(cell: nodes.container, code: nodes.literal_block, words: str) -> Strip:
     slugs = [tag.removeprefix("id-") for tag in tags_of(cell) if tag.startswith("id-")]
-    claim = Claim(words, words)
+    claim = ClaimText(words, words)
     claim.source, claim.line = code.source, cell.line
     made = Strip("", claim, *cell.children, stored="stored" in tags_of(cell))
     made["ids"] = [f"checked-{slug}" for slug in slugs]
@@ -145,19 +145,21 @@ def depart_strip(self: HTML5Translator, node: Strip) -> None:
     self.body.append("</div>\n")
 
 
-def visit_claim(self: HTML5Translator, node: Claim) -> None:
+def visit_claim(self: HTML5Translator, node: ClaimText) -> None:
     stored = node.parent["stored"]
     word = _("Checked against a record") if stored else _("Checked")
     self.body.append(
-        f"<summary>{tick(stored)}"
+        f'<summary>{tick(stored)}<span class="line">'
         f'<span class="word">{html.escape(word)}</span> '
         + self.starttag(node, "span", "", CLASS="claim")
     )
 
 
-def depart_claim(self: HTML5Translator, node: Claim) -> None:
+def depart_claim(self: HTML5Translator, node: ClaimText) -> None:
     more = html.escape(_("code"))
-    self.body.append(f'</span><span class="more" aria-hidden="true">{more}</span></summary>\n')
+    self.body.append(
+        f'</span></span><span class="more" aria-hidden="true">{more}</span></summary>\n'
+    )
 
 
 def visit_fold(self: HTML5Translator, node: Fold) -> None:
@@ -178,7 +180,7 @@ def depart_summary(self: HTML5Translator, node: Summary) -> None:
 
 def setup(app: Sphinx) -> None:
     app.add_node(Strip, html=(visit_strip, depart_strip))
-    app.add_node(Claim, html=(visit_claim, depart_claim))
+    app.add_node(ClaimText, html=(visit_claim, depart_claim))
     app.add_node(Fold, html=(visit_fold, depart_fold))
     app.add_node(Summary, html=(visit_summary, depart_summary))
     app.add_transform(Folds)

@@ -1,0 +1,324 @@
+"""A page in the form of the book goes through all that the site makes of it, in English and in
+⟦a made-up language⟧: strips, folds, predictions, figures, tables, formulas, the list of claims.
+"""
+import json
+import platform
+import re
+import shutil
+import subprocess
+
+import pytest
+from bs4 import BeautifulSoup
+
+from bookkit.model.book import Book, Problem
+from bookkit.site import build
+from bookkit.sphinx_ext.figures import anchor_words, inlined
+from bookkit.sphinx_ext.predictions import equal, marked
+from bookkit.words import catalogues, po, sync
+from toy import FRONT, ROOT, code
+
+PSEUDO = "ja"  # Sphinx's own words are Japanese; the book's are English in brackets
+LINE = """print("predicted 4 · measured 4 bytes")
+print("rows:   predicted 4 · measured 6")
+print("done")"""
+PROOF = "# @title Checked: compiled for CPU, two and two are four\nassert total == 4\nprint('seen')"
+STORED = "# @title Checked: compiled for TPU, the row says four\nassert total == 4"
+FIGURE = "![A square. It has four sides.]({site}_static/figures/square.svg)"
+SVG = """<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" aria-label="A square"
+ viewBox="0 0 360 90" color="#777" fill="currentColor" style="font-family:var(--sans,Arial)">
+<defs><clipPath id="inside"><rect width="90" height="90"/></clipPath></defs>
+<g clip-path="url(#inside)"><text x="5" y="20">side</text></g>
+</svg>
+"""
+
+
+def page(book):
+    return f"""{FRONT}
+# Two and two: a sum
+
+{code("# @title Setup: nothing" + chr(10) + "import math", "setup", "hide-cell", cellView="form")}
+
+**Predict.** What is the sum of two and two?
+
+<details class="predict">
+<summary>Answer &amp; more</summary>
+
+It is **four**, see [the square]({book.page_url("book/03-toy")}#fig-square).
+
+</details>
+
+{code("total = 2 + 2" + chr(10) + LINE, "predicted", "id-sum")}
+
+{FIGURE.format(site=book.site)}
+
+*The **square** of two, by `math`. A second sentence.*
+
+A word between, with {FIGURE.format(site=book.site)} in its line.
+
+{FIGURE.format(site=book.site)}
+
+| one | $n$ |
+|---|---|
+| two | $\\frac{{n}}{{2}}$ |
+
+*Halves: and wholes. The second sentence.*
+
+See [the table]({book.page_url("book/03-toy")}#table-halves).
+
+$$
+\\sum_{{i=1}}^n i
+$$
+
+<details class="aside">
+<summary>An aside</summary>
+
+| bare | table |
+|---|---|
+
+</details>
+
+{code(PROOF, "proof", "hide-cell", "id-four", cellView="form")}
+
+{code(STORED, "proof", "stored", "hide-cell", "id-row", cellView="form")}
+
+{code("# @title Solution" + chr(10) + "math.pi", "solution-a", "hide-cell", cellView="form")}
+"""
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    root = tmp_path_factory.mktemp("lesson")
+    (root / "site").symlink_to(ROOT / "site")
+    config = (ROOT / "_config.yml").read_text("utf-8")
+    config, count = re.subn(r"zh_TW: \{.*\}", f"{PSEUDO}: {{name: Brackets, path: {PSEUDO}/}}", config)
+    assert count == 1
+    (root / "_config.yml").write_text(config, "utf-8")
+    shutil.copyfile(ROOT / "conf.py", root / "conf.py")
+    (root / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/00-intro\nparts:\n"
+        "  - caption: Foundations\n    chapters:\n      - file: book/03-toy\n"
+        "  - caption: Reference\n    chapters:\n      - file: book/proves\n"
+    )
+    for folder in ("figures", "cells"):
+        (root / "book" / folder).mkdir(parents=True)
+    (root / "book" / "cells" / "setup.py").write_text("# @title Setup: nothing\nimport math\n")
+    (root / "book" / "figures" / "square.svg").write_text(SVG)
+    book = Book(root)
+    (root / "book" / "00-intro.md").write_text(
+        f"# Intro\n\nSee [four]({book.page_url('book/03-toy')}#checked-four).\n"
+    )
+    shutil.copyfile(ROOT / "book" / "proves.md", root / "book" / "proves.md")
+    (root / "book" / "03-toy.md").write_text(page(book))
+    po.main([], root)
+    for path in catalogues.catalogue_folder(book, book.language(PSEUDO)).rglob("*.po"):
+        catalogue = catalogues.read_catalogue(path)
+        for entry in catalogue:
+            if catalogues.has_words(entry.msgid):
+                entry.msgstr = bracketed(entry.msgid)
+        catalogue.save(str(path))
+    sync.main([], root)
+    build.main([], root)
+    return book
+
+
+def bracketed(text):
+    """Brackets inside of what marks the whole as emphasised, so that a caption stays one."""
+    mark = "*" if text.startswith("*") and text.endswith("*") and not text.startswith("**") else ""
+    return f"{mark}⟦{text.removeprefix(mark).removesuffix(mark)}⟧{mark}"
+
+
+def soup(book, file):
+    return BeautifulSoup((book.root / "_build" / "html" / file).read_text("utf-8"), "html.parser")
+
+
+@pytest.fixture(params=["", f"{PSEUDO}/"])
+def toy(request, book):
+    """The page in each language, and what a translated text looks like there."""
+    return soup(book, f"{request.param}book/03-toy.html"), "⟦{}⟧" if request.param else "{}"
+
+
+def test_a_proof_is_a_strip_with_its_claim_and_an_anchor(toy):
+    page, said = toy
+    strip = page.select_one("details.checked#checked-four")
+    assert strip.select_one("summary .claim").text == said.format(
+        "compiled for CPU, two and two are four"
+    )
+    assert strip.select_one("summary .word").text == said.format("Checked")
+    assert "assert total == 4" in strip.select_one(".cell_input").text
+    assert "@title" not in strip.text and "seen" in strip.select_one(".cell_output").text
+    assert not strip.has_attr("open") and strip.find_parent(class_="cell") is None
+    link = strip.parent.select_one("a.headerlink")
+    assert link["href"] == "#checked-four" and link.find_parent("summary") is None
+
+
+def test_a_stored_proof_looks_different(toy):
+    page, said = toy
+    stored, ran = page.select_one("#checked-row"), page.select_one("#checked-four")
+    assert "stored" in stored["class"] and "stored" not in ran["class"]
+    assert stored.select_one(".word").text == said.format("Checked against a record")
+    assert str(stored.select_one("svg.tick")) != str(ran.select_one("svg.tick"))
+
+
+def test_folds_are_called_by_their_titles(toy):
+    page, said = toy
+    for tag, title in (("tag_setup", "Setup: nothing"), ("tag_solution-a", "Solution")):
+        fold = page.select_one(f".{tag} > details")
+        assert {name.text for name in fold.select("summary p")} == {said.format(title)}
+        assert title not in fold.select_one(".cell_input").text
+
+
+def test_the_answer_is_folded_right_below_its_question(toy):
+    page, said = toy
+    answer = page.select_one("details.predict")
+    assert answer.summary.text.strip() == said.format("Answer & more")
+    assert answer.find_previous_sibling().name == "p"
+    assert "four" in answer.p.text and answer.a["href"].endswith("#fig-square")
+    aside = page.select_one("details.aside")
+    assert aside.summary.text.strip() == said.format("An aside") and aside.table
+
+
+def test_printed_predictions_get_a_tick_or_a_cross(toy):
+    page, said = toy
+    agree, differ = page.select(".verdict")
+    assert agree["class"] == ["verdict", "agree"] and differ["class"] == ["verdict", "differ"]
+    assert agree.text == f"predicted 4 · measured 4 bytes ({said.format('equal')})"
+    assert differ.text == f"rows:   predicted 4 · measured 6 ({said.format('differs')})"
+    assert len(page.select(".tag_predicted .output.stream")) == 1
+    assert agree.find_parent("pre").text.endswith("\ndone\n")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "same"),
+    [
+        ("467,720", "467,720 bytes", True), ("8.000", "8.000", True), ("4", "4 bytes per device", True),
+        ("467,720", "467,721 bytes", False), ("4", "46 bytes", False), ("4 MB", "4 GB", False),
+        ("4", "4 or 5", False), ("4", "4.0", False), ("refused", "refused", True),
+        ("refused", "refused by JAX", False), ("4 bytes", "4", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_equal(predicted, measured, same):
+    assert equal(predicted, measured) == same
+    line = marked(f"a < b: predicted {predicted} ·  measured {measured}")
+    assert ("agree" if same else "differ") in line and "a &lt; b:" in line and "·</i>  <i>" in line
+    assert marked("nothing & more") == "nothing &amp; more"
+
+
+def test_a_figure_is_inlined_with_its_caption_number_and_anchor(toy):
+    page, said = toy
+    first, second = page.select("figure.drawn")
+    assert first["id"] == "fig-square" and second["id"] == "fig-square-2"
+    svg, caption = first.svg, first.figcaption
+    assert svg["aria-label"] == said.format("A square. It has four sides.") and svg["role"] == "img"
+    assert not svg.has_attr("color") and svg["viewbox"] == "0 0 360 90"
+    assert caption.select_one(".caption-number").text == said.format("Figure 3.1")
+    assert said.format("The square of two, by math. A second sentence.") in caption.text
+    assert caption.strong and not caption.em and second.figcaption is None
+    assert page.select_one("p > svg")["aria-label"] == svg["aria-label"]
+    ids = [element["id"] for element in page.select("[id]")]
+    assert len(ids) == len(set(ids))
+    for drawing in page.select("main svg.fig"):
+        inside = drawing.select_one("clippath")["id"]
+        assert drawing.g["clip-path"] == f"url(#{inside})"
+
+
+def test_a_table_with_a_caption_has_a_number_and_an_anchor(toy):
+    page, said = toy
+    (figure,) = [table.find_parent("figure") for table in page.select("figure table")]
+    assert figure["id"] == "table-halves"
+    assert figure.select_one(".caption-number").text == said.format("Table 3.1")
+    assert said.format("Halves: and wholes. The second sentence.") in figure.figcaption.text
+
+
+def test_anchors_are_the_first_words_of_the_first_sentence():
+    assert anchor_words("What each of the nine `products` moves. More.") == "what-each-of-the-nine-products"
+    assert anchor_words("Bytes: of A") == "bytes" and anchor_words("jax 0.12, here") == "jax-0-12-here"
+
+
+def test_ids_of_a_drawing_are_its_own_on_the_page():
+    svg = '<?xml?><svg color="#777" width="9"><a id="x"/><b href="#x" fill="url(#x)"/><i id="xy"/></svg>'
+    assert inlined(svg, "", "p-") == (
+        '<svg aria-hidden="true"><a id="p-x"/><b href="#p-x" fill="url(#p-x)"/><i id="p-xy"/></svg>'
+    )
+
+
+def test_formulas_are_mathml_and_pages_load_no_script_for_them(toy):
+    page, said = toy
+    formula = page.select_one('div.math math[display="block"]')
+    assert page.select_one("table math") and formula.select_one("munderover")
+    assert ("⟦" in formula.text) == ("⟦" in said)
+    assert not page.select("[src*=mathjax]") and "\\(" not in page.text
+
+
+def test_drawings_are_served_for_notebooks(book):
+    for language in book.languages:
+        served = book.root / "_build" / "html" / language.path / "_static/figures/square.svg"
+        assert served.read_text() == SVG
+
+
+def test_every_claim_stands_on_one_page_and_in_a_file(book):
+    for path, said in (("", "{}"), (f"{PSEUDO}/", "⟦{}⟧")):
+        page = soup(book, f"{path}book/proves.html")
+        section = page.select_one("section#\\30 3-toy")
+        assert section.h2.text.startswith("3 · " + said.format("Two and two: a sum"))
+        links = section.select(".claims-list a")
+        wanted = [said.format(text) for text in ("compiled for CPU, two and two are four",
+                                                 "compiled for TPU, the row says four")]  # fmt: skip
+        assert [link.text for link in links] == wanted
+        assert [link["href"] for link in links] == ["03-toy.html#checked-four", "03-toy.html#checked-row"]
+        assert page.select_one('.toc a[href="#03-toy"]')
+        site = book.root / "_build" / "html" / path
+        found = json.loads((site / "claims.json").read_text("utf-8"))
+        assert [(one["slug"], one["claim"], one["compiler"], one["stored"]) for one in found] == [
+            ("four", wanted[0], "CPU", False), ("row", wanted[1], "TPU", True)]  # fmt: skip
+        assert found[0]["url"] == f"{book.site}{path}book/03-toy.html#checked-four"
+
+
+def test_the_foot_counts_the_claims_and_says_where_they_ran(toy, book):
+    page, said = toy
+    foot = page.select_one("footer.colophon")
+    assert foot.select_one('a[href="proves.html#03-toy"]').text == said.format("2 claims")
+    assert f"Python {platform.python_version()}" in foot.text
+    assert "claims" not in soup(book, "book/00-intro.html").select_one("footer").text
+
+
+def test_claims_captions_and_alternatives_are_messages_of_the_page(book):
+    folder = catalogues.catalogue_folder(book, book.language(PSEUDO))
+    found = catalogues.Catalogue(folder / "book" / "03-toy.po").entries
+    for text in ("compiled for CPU, two and two are four", "A square. It has four sides.", "An aside",
+                 "*The **square** of two, by `math`. A second sentence.*"):  # fmt: skip
+        assert text in found
+    assert not [text for text in found if text.startswith("![") and "in its line" not in text]
+
+
+@pytest.mark.parametrize(
+    ("old", "by", "said"),
+    [
+        ("figures/square.svg)\n\n*The", "figures/circle.svg)\n\n*The", "there is no book/figures/circle.svg"),
+        ("\\sum_", "\\summe_", "this formula cannot be shown: "),
+        ("#table-halves", "#table-thirds", "has no heading #table-thirds"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shown_fails_the_build(book, old, by, said):
+    page = book.source("book/03-toy")
+    text = page.read_text()
+    assert old in text
+    page.write_text(text.replace(old, by))
+    try:
+        with pytest.raises(Problem, match=re.escape(said)):
+            build.main([], book.root)
+    finally:
+        page.write_text(text)
+
+
+def test_an_address_of_a_strip_unfolds_it(book):
+    """The site's script does; a browser's own rule opens only what the target is inside of."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium here")
+    site = book.root / "_build" / "html" / "book" / "03-toy.html"
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
+               "--dump-dom", f"file://{site}#checked-four"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    page = BeautifulSoup(done.stdout, "html.parser")
+    assert page.select_one("#checked-four").has_attr("open")
+    assert not page.select_one("#checked-row").has_attr("open")
