@@ -10,8 +10,9 @@ NOTE_WORDS: dict[State, str] = {
     "stale": "This passage has not been updated yet.",
     "missing": "This passage has not been translated yet.",
 }
+
 # At the top of a page whose English was rewritten, instead of notes all over it.
-NOTE_ON_TOP = "The English of this page has changed and is not fully translated yet; what is left is in English."
+NOTE_ON_TOP = "The English of this page has changed: what is not translated yet is in English."
 
 
 class Notes:
