@@ -85,7 +85,8 @@ def translate_comments(doctree: nodes.document, messages: dict[str, str]) -> Non
 def slant_latin(doctree: nodes.document) -> None:
     """Dots below stress Chinese words; names in Latin letters are slanted, as in English."""
     for node in doctree.findall(nodes.emphasis):
-        if node.astext().isascii():
+        # A caption is emphasised as a whole in Markdown only.
+        if node.astext().isascii() and not isinstance(node.parent, nodes.caption):
             node["classes"].append("latin")
 
 

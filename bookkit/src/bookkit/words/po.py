@@ -39,7 +39,7 @@ def page_messages(book: Book) -> dict[str, list[Message]]:
     for name in [*book.pages, "sphinx"]:
         path = templates / f"{name}.pot"
         if path.exists():
-            texts = [entry.msgid for entry in catalogues.read_catalogue(path)]
+            texts = [entry.msgid for entry in catalogues.read_catalogue(path) if entry.msgid]
             found[name] = (
                 [Message(text) for text in texts]
                 if name == "sphinx"
