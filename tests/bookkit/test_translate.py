@@ -1,18 +1,24 @@
 """Translated notebooks: each message replaced, everything else byte for byte."""
 
 import json
+import re
 
 import nbformat
 
 from bookkit.model.book import Book
+from bookkit.words import catalogues
 from bookkit.words.catalogues import Catalogue
+from bookkit.words.comments import with_comments
+from bookkit.words.messages import code_messages
 from bookkit.words.notebooks import (
     Translation,
     messages_in_markdown,
+    summaries,
     translate_markdown,
     translate_notebook,
 )
-from bookkit.words.notes import NOTE_WORDS, Notes
+from bookkit.words.notes import NOTE_ON_TOP, NOTE_WORDS, Notes
+from toy import FRONT, code
 
 MESSAGES = {
     "A claim": "主張",
@@ -219,6 +225,71 @@ Nor this, below another heading.
 > [!NOTE]
 > A box that nobody translated.
 """
+
+
+def test_a_rewritten_page_says_so_once_at_its_top(tmp_path):
+    book = Book()
+    page, chinese = book.chapters[0], book.language("zh-TW")
+    badge = f"[![Open in Colab]({book.site}_static/colab-badge.svg)]({book.colab_url(page)}) [Read this chapter on the site]({book.page_url(page)})"
+    english = nbformat.v4.new_notebook(cells=[
+        nbformat.v4.new_markdown_cell(f"# A claim\n\n{badge}\n\nA paragraph that nobody translated.\n\nsame"),
+        nbformat.v4.new_markdown_cell("Another one.\n\n- item"),
+    ])
+    text = catalogue(tmp_path / "x.po", MESSAGES.items())
+    made = translate_notebook(english, book, page, chinese, Translation(text, {NOTE_ON_TOP: "未譯完"}, {}, True))
+    assert re.sub(r"\[!.*", "BADGE", made.cells[0].source) == (
+        "# 主張\n\nBADGE\n\n<small>未譯完</small>\n\nA paragraph that nobody translated.\n\n相同"
+    )
+    assert made.cells[1].source == "Another one.\n\n- 項目"
+
+
+def test_summaries_of_folds_are_messages():
+    text = """\
+<details class="predict">
+<summary>Answer</summary>
+
+item
+
+</details>
+
+- a list
+
+<details class="aside"><summary>
+  In <code>x</code>,
+  of two lines </summary>
+
+Inside.
+
+</details>
+"""
+    messages = {"Answer": "答案", "item": "項目", "In <code>x</code>,   of two lines": "在 <code>x</code> 裡"}
+    assert messages_in_markdown(text) == ["Answer", "item", "a list", "In <code>x</code>,   of two lines", "Inside."]
+    assert summaries(text) == ["Answer", "In <code>x</code>,   of two lines"]
+    made = translate_markdown(text, messages)
+    assert made == text.replace("Answer", "答案").replace("item", "項目").replace(
+        "\n  In <code>x</code>,\n  of two lines ", "在 <code>x</code> 裡"
+    )
+    assert translate_markdown(text, {}) == text
+
+
+def test_the_title_of_a_proof_is_that_of_its_claim(tmp_path):
+    for name in ("_config.yml", "_toc.yml"):
+        (tmp_path / name).write_text((Book().root / name).read_text("utf-8"), "utf-8")
+    book = Book(tmp_path)
+    page = book.root / "book" / "01-mesh.md"
+    page.parent.mkdir()
+    source = "# @title Checked: all is well\nassert True  # or not"
+    page.write_text(f"{FRONT}\n# T\n\n{code(source, 'proof', 'hide-cell', 'id-one')}\n", "utf-8")
+    chinese = book.language("zh_TW")
+    folder = catalogues.catalogue_folder(book, chinese)
+    catalogue(folder / "book" / "01-mesh.po", [("all is well", "一切都好")])
+    catalogue(folder / "code" / "01-mesh.po", [("or not", "或否")])
+    known = catalogues.for_code(book, chinese, "book/01-mesh")
+    assert with_comments(source, known) == "# @title Checked: 一切都好\nassert True  # 或否"
+    catalogue(folder / "sphinx.po", [("Checked: {claim}", "已驗證：{claim}")])
+    known = catalogues.for_code(book, chinese, "book/01-mesh")
+    assert with_comments(source, known) == "# @title 已驗證：一切都好\nassert True  # 或否"
+    assert [m.text for m in code_messages(Book(tmp_path))["code/01-mesh"]] == ["or not"]
 
 
 MARKS = {NOTE_WORDS["stale"]: "STALE", NOTE_WORDS["missing"]: "MISSING"}

@@ -2,7 +2,8 @@
 
 Comments and drawings are translated when a page is read, after its execution came from the cache:
 no translation changes a cache's key. Text that is not translated, or was edited since, stays
-English below a small note; a page with much of it says so at its top.
+English below a small note; a page with much of it says so at its top. A page whose English was
+rewritten, and is on the list of what is not translated yet, says so at its top alone.
 """
 
 import functools
@@ -13,7 +14,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.nodes import extract_messages
 
-from bookkit.model.book import Book
+from bookkit.model.book import Book, Language
 from bookkit.words import catalogues, untranslated
 from bookkit.words.catalogues import State
 from bookkit.words.comments import with_comments
@@ -84,7 +85,8 @@ def translate_comments(doctree: nodes.document, messages: dict[str, str]) -> Non
 def slant_latin(doctree: nodes.document) -> None:
     """Dots below stress Chinese words; names in Latin letters are slanted, as in English."""
     for node in doctree.findall(nodes.emphasis):
-        if node.astext().isascii():
+        # A caption is emphasised as a whole in Markdown only.
+        if node.astext().isascii() and not isinstance(node.parent, nodes.caption):
             node["classes"].append("latin")
 
 
@@ -108,7 +110,7 @@ def translate_summaries(doctree: nodes.document, messages: dict[str, str]) -> No
 
 
 def mark_untranslated(
-    book: Book, language: Any, page: str, doctree: nodes.document
+    book: Book, language: Language, page: str, doctree: nodes.document
 ) -> dict[str, State]:
     """Mark what stays English, and say so above it; the state of each text."""
     catalogue = catalogues.catalogues_of_page(book, language, page)["text"]
@@ -120,7 +122,8 @@ def mark_untranslated(
         back.get(words, words) if isinstance(node, nodes.image) else words for node, words in found
     ]
     states = catalogue.states(english)
-    notes = Notes(states, catalogues.words_of_site(book, language))
+    noted = {} if is_rewritten(book, language, page) else states
+    notes = Notes(noted, catalogues.words_of_site(book, language))
     for (node, _), words in zip(found, english):
         if not isinstance(node, nodes.TextElement) or isinstance(node, nodes.image):
             continue  # captions of the contents and alternative texts
@@ -131,6 +134,11 @@ def mark_untranslated(
         if note:
             put_note_above(node, nodes.paragraph("", note, classes=["translation-note"]))
     return states
+
+
+def is_rewritten(book: Book, language: Language, page: str) -> bool:
+    """Is it on the list of what is not translated yet? Then its top says so, and no passage does."""
+    return untranslated.short_name(book, page) in (untranslated.allowed(book, language) or {})
 
 
 def put_note_above(node: nodes.TextElement, note: nodes.paragraph) -> None:
@@ -152,8 +160,7 @@ def banner(
 ) -> None:
     done, total = app.env.metadata.get(pagename, {}).get("book_translation", (0, 0))
     book = Book(app.srcdir)
-    listed = untranslated.allowed(book, book.language(app.config.language)) or {}
-    rewritten = untranslated.short_name(book, pagename) in listed
+    rewritten = is_rewritten(book, book.language(app.config.language), pagename)
     if total and (100 * done < ENOUGH * total or rewritten):
         context["book_translation"] = {
             "done": done,

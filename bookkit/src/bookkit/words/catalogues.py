@@ -64,8 +64,10 @@ def has_words(text: str) -> bool:
 
 def alike(one: str, other: str) -> float:
     """How much two texts have in common, 0 to 1."""
+    if 2 * min(len(one), len(other)) < ALIKE * (len(one) + len(other)):
+        return 0.0
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
-    if matcher.real_quick_ratio() < ALIKE or matcher.quick_ratio() < ALIKE:
+    if matcher.quick_ratio() < ALIKE:
         return 0.0
     return matcher.ratio()
 

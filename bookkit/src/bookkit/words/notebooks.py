@@ -19,10 +19,10 @@ from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Language
-from bookkit.words import catalogues
+from bookkit.words import catalogues, untranslated
 from bookkit.words.catalogues import Catalogue
 from bookkit.words.comments import with_comments
-from bookkit.words.notes import Notes
+from bookkit.words.notes import NOTE_ON_TOP, Notes
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
 ALERT = re.compile(r"\[!\w+\][ \t]*\n")
@@ -41,13 +41,16 @@ class Translation:
     text: Catalogue
     words: Mapping[str, str] = field(default_factory=dict)  # of the site's templates
     code: Mapping[str, str] = field(default_factory=dict)
+    rewritten: bool = False  # in English, and on the list of what is not translated yet
 
 
 def translation(book: Book, language: Language, page: str) -> Translation:
     folder = catalogues.catalogue_folder(book, language)
     words = Catalogue(folder / "sphinx.po").translations
     code = catalogues.for_code(book, language, page)
-    return Translation(Catalogue(folder / f"{page}.po"), words, code)
+    listed = untranslated.allowed(book, language) or {}
+    rewritten = untranslated.short_name(book, page) in listed
+    return Translation(Catalogue(folder / f"{page}.po"), words, code, rewritten)
 
 
 def messages_in_markdown(markdown: str) -> list[str]:
@@ -172,24 +175,31 @@ def translate_notebook(
     markdown = [cell for cell in translated.cells if cell.cell_type == "markdown"]
     every = [text for cell in markdown for text in messages_in_markdown(BADGE.sub("", cell.source))]
     states = known.text.states(every)
-    notes = Notes(states, lambda text: known.words.get(text, text))
+    notes = Notes({} if known.rewritten else states, lambda text: known.words.get(text, text))
     messages = known.text.translations
     for cell in translated.cells:
         if cell.cell_type == "markdown":
             text = translate_markdown(cell.source, messages, notes)
             text = text.replace(f"{book.site}book/", f"{book.site}{language.path}book/")
-            cell.source = with_badge(text, book, page, language, known.words)
+            on_top = known.words.get(NOTE_ON_TOP, NOTE_ON_TOP) if known.rewritten else ""
+            cell.source = with_badge(text, book, page, language, known.words, small(on_top))
         elif cell.cell_type == "code":
             cell.source = with_comments(cell.source, known.code)
     return translated
 
 
 def with_badge(
-    text: str, book: Book, page: str, language: Language, messages: Mapping[str, str]
+    text: str,
+    book: Book,
+    page: str,
+    language: Language,
+    messages: Mapping[str, str],
+    below: str = "",
 ) -> str:
     def badge(line: re.Match[str]) -> str:
         colab, site = (messages.get(line[part], line[part]) for part in ("colab", "page"))
         picture = f"[![{colab}]({line['picture']})]({book.colab_url(page, language)})"
-        return f"{picture} [{site}]({book.page_url(page, language)})"
+        line_of_badge = f"{picture} [{site}]({book.page_url(page, language)})"
+        return f"{line_of_badge}\n\n{below}" if below else line_of_badge
 
     return BADGE.sub(badge, text)

@@ -11,6 +11,9 @@ NOTE_WORDS: dict[State, str] = {
     "missing": "This passage has not been translated yet.",
 }
 
+# At the top of a page whose English was rewritten, instead of notes all over it.
+NOTE_ON_TOP = "The English of this page has changed: what is not translated yet is in English."
+
 
 class Notes:
     """Asked for one text of a page after the other. Neighbours in the same state share a note."""

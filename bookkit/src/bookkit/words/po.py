@@ -30,6 +30,7 @@ def page_messages(book: Book) -> dict[str, list[Message]]:
     """The messages of pages and templates by catalogue, as Sphinx takes them apart."""
     command = build_command(book, book.languages[0], "gettext", book.root / "_build" / "gettext")
     templates = Path(command[-1])
+    command.remove("-W")  # a link that leads nowhere is refused when the pages are built
     command += ["-D", "gettext_location=0"]
     done = subprocess.run(command, cwd=book.root, text=True, capture_output=True)
     if done.returncode:
@@ -38,7 +39,7 @@ def page_messages(book: Book) -> dict[str, list[Message]]:
     for name in [*book.pages, "sphinx"]:
         path = templates / f"{name}.pot"
         if path.exists():
-            texts = [entry.msgid for entry in catalogues.read_catalogue(path)]
+            texts = [entry.msgid for entry in catalogues.read_catalogue(path) if entry.msgid]
             found[name] = (
                 [Message(text) for text in texts]
                 if name == "sphinx"

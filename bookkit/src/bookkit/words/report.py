@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
                 if chosen.count is not None:
                     listed = write_counts(book, language, listed, now_left, chosen.count)
                 wrong += untranslated.wrong(language, listed, now_left)
-            wrong += map(str, check_language(book, language))
+            wrong += map(str, check_language(Book(book.root), language))  # with the list as written
     if not msgfmt:
         print("msgfmt is not installed: catalogues were read with polib and Babel only.")
     if wrong:
