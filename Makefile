@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live sync bench lint wheel mutants mutants-meshscope kills coverage offline \
-	po translations new-language linkcheck colab matrix canary upgrade publish-as release-ref clean
+	po translations new-language anchors linkcheck colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,8 @@ venv: ## make the virtual environment (every other target does so when needed)
 site: venv ## build the site in both languages into _build/html, executing what changed
 	@$(RUN) bookkit site
 
-test: venv ## execute what changed, then check the book, its tools and meshscope
+test: venv ## execute what changed, then check the book, its tools, meshscope, and the site that was built
+	@.ci/browser || echo "The built site is not looked at without one; all else is checked."
 	@$(RUN) bookkit execute
 	@$(RUN) pytest tests
 
@@ -97,6 +98,9 @@ colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… 
 
 matrix: venv ## run every notebook on Python 3.11, 3.12, 3.13, Colab's packages, the newest releases
 	@$(RUN) bookkit matrix $(if $(ONLY),--only $(ONLY))
+
+anchors: site ## see that published addresses still lead somewhere (ADD=yes: note the new ones)
+	@$(RUN) bookkit anchors $(if $(ADD),--update)
 
 linkcheck: venv ## try the links to other sites
 	@$(RUN) bookkit linkcheck

@@ -71,6 +71,9 @@ OPENED = (
     "(open) => document.querySelectorAll('main details').forEach((fold) => { fold.open = open; })"
 )
 
+# Two frames: what follows an event, such as the opening of a fold, has been done.
+FRAMES = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"""
+
 # What print shows: nothing folded away, nothing of the frame, and the same colours from either scheme.
 PRINTED = """() => {
   const content = (fold) => [...fold.children].filter((child) => child.tagName !== "SUMMARY");
@@ -179,6 +182,7 @@ async def copying(page: Page, one_at_a_time: asyncio.Lock) -> AsyncIterator[str]
 
 async def printing(page: Page) -> AsyncIterator[str]:
     await page.emulate_media(media="print")
+    await page.evaluate(FRAMES)  # what was folded is laid out in the next one
     printed = await page.evaluate(PRINTED)
     light = await page.evaluate(COLOURS)
     await page.evaluate(THEME, "dark")
@@ -205,6 +209,7 @@ async def width(page: Page) -> AsyncIterator[str]:
 async def accessibility(page: Page) -> AsyncIterator[str]:
     """Colours in light at desk width and in dark on a phone, with all folds open; then the rest."""
     await page.evaluate(OPENED, True)
+    await page.evaluate(FRAMES)
     await page.evaluate(FOR_AXE)
     await page.evaluate(AXE)
     for scheme, size in (("light", DESK), ("dark", PHONE)):

@@ -83,10 +83,12 @@ def broken(book: Book, site: Path) -> Iterator[str]:
     offered = {language.code: offers(book, site, language.path) for language in book.languages}
     for address in published(book):
         gone = [code for code in offered if not leads(address, offered[code], redirects)]
-        if gone:
-            where = "" if len(gone) == len(offered) else f" in {', '.join(gone)}"
+        if gone and address in now:
+            where = ", ".join(gone)
+            yield f"{address} leads nowhere in {where}: pages have the same ids in all languages"
+        elif gone:
             yield (
-                f"{address} was published and leads nowhere{where}: add to {REDIRECTS}\n"
+                f"{address} was published and leads nowhere: add to {REDIRECTS}\n"
                 f'    "{address}" = "{nearest(address, now)}"'
             )
 
@@ -118,8 +120,8 @@ def nearest(address: str, now: Sequence[str]) -> str:
     """The likeliest new place: the same anchor elsewhere, a similar one, else the page."""
     page, _, anchor = address.partition("#")
     same = [one for one in now if anchor and one.partition("#")[2] == anchor]
-    own = [one for one in now if one.startswith(f"{page}#")]
-    alike = difflib.get_close_matches(address, own, 1, 0.75)
+    own = {one.partition("#")[2]: one for one in now if one.startswith(f"{page}#")}
+    alike = [own[name] for name in difflib.get_close_matches(anchor, own, 1, 0.6)]
     return [*same, *alike, *([page] if page in now else now[:1])][0]
 
 
@@ -144,7 +146,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         print(f"{update(book, site)} new in {LIST}, which has {len(published(book))}")
     if wrong := list(broken(book, site)):
         print("\n".join(wrong))
-        print(f"{len(wrong)} published addresses lead nowhere; the second of each pair is a guess")
+        print(f"{len(wrong)} published addresses lead nowhere; where each went is only a guess")
     lacking = set(addresses_of_site(book, site)) - set(published(book)) - set(read_redirects(book))
     if lacking:
         print(f"{LIST} lacks {len(lacking)}, such as {min(lacking)}: `bookkit anchors --update`")
