@@ -142,7 +142,7 @@ def test_pages_say_what_they_are_about_and_where_to_mend_them(book):
         [report] = re.findall(rf'href="({re.escape(book.repo)}/issues/new[^"]+)"', html(book, file))
         asked = parse_qs(urlsplit(unescape(report)).query)
         assert asked["title"] == [f"{file.removeprefix('zh-TW/').removesuffix('.html')}: "]
-        assert f"{book.site}{file}" in asked["body"][0]
+        assert asked["where"] == [f"{book.site}{file}"]
         assert html(book, file).count('aria-current="page"') == 1
     assert "<time" not in html(book, ENGLISH)  # not a clone: no commit to name
 
