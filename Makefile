@@ -13,7 +13,7 @@ PACKAGES := pyproject.toml bookkit/pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live sync bench lint wheel mutants mutants-meshscope kills coverage offline \
+.PHONY: help venv site test serve live sync bench lint wheel mutants kills coverage offline \
 	po translations new-language anchors linkcheck colab matrix canary upgrade publish-as release-ref clean
 
 help: ## say what there is

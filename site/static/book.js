@@ -33,7 +33,7 @@
     const top = asked ? asked.getBoundingClientRect().top : -1;
     const section = inView(all("main section[id] section[id]"));
     if (scrollY === 0) link.hash = "";
-    else link.hash = section && !(top >= 0 && top < innerHeight / 2) ? section.id : location.hash;
+    else link.hash = section && !(top >= 0 && top < innerHeight) ? section.id : location.hash;
   };
   ["click", "auxclick", "contextmenu"].forEach((kind) => document.addEventListener(kind, keepPlace, true));
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bookkit.site.browser import HOW, chromium, opened, served
+from bookkit.site.browser import HOW, chromium, opened, serving
 from built import BELOW, SITE, lacking
 
 
@@ -58,5 +58,5 @@ def browsing():
 @pytest.fixture(scope="session")
 def site(site_folder: Path) -> Iterator[str]:
     """The address of the built site."""
-    with served(SITE, BELOW) as address:
+    with serving(SITE, BELOW) as address:
         yield address

@@ -19,6 +19,7 @@ from bookkit.site.browser import too_wide, visit, watch
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+PATIENCE = 180_000  # milliseconds: on a busy machine all is slow, and that is no fault of a page
 FOLDS_PRESSED = 3  # of each kind on a page: a key press is a round trip
 
 # Images load when they come into view: ask for all of them, and name those that do not come.
@@ -255,6 +256,7 @@ async def survey(browser: Browser, site: str, names: Iterable[str]) -> dict[str,
             viewport=DESK, color_scheme="light", reduced_motion="reduce",
             permissions=["clipboard-read", "clipboard-write"],
         )  # fmt: skip
+        context.set_default_timeout(PATIENCE)
         for file in queue:
             found[file] = await examine(context, site, file, clipboard)
         await context.close()

@@ -28,7 +28,7 @@ HEAD = """\
 """
 # What Sphinx and myst-nb number in passing: nobody can rely on these.
 PASSING = re.compile(r"(?:id|index-|cell-|equation-)\d*(?:$|-)")
-DRAWN = {"svg", "math"}  # their ids are for themselves
+WITH_OWN_IDS = {"svg", "math"}  # their ids are for themselves
 
 
 class Ids(HTMLParser):
@@ -47,11 +47,11 @@ class Ids(HTMLParser):
             if "moved" in (about.get("class") or "").split():
                 self.moved.add(name)
         self.inside += tag == "main"
-        self.drawn += tag in DRAWN
+        self.drawn += tag in WITH_OWN_IDS
 
     def handle_endtag(self, tag: str) -> None:
         self.inside -= tag == "main"
-        self.drawn -= tag in DRAWN
+        self.drawn -= tag in WITH_OWN_IDS
 
 
 def ids_inside(path: Path) -> Ids:
@@ -125,7 +125,7 @@ def nearest(address: str, now: Sequence[str]) -> str:
     return [*same, *alike, *([page] if page in now else now[:1])][0]
 
 
-def update(book: Book, site: Path) -> int:
+def add_new(book: Book, site: Path) -> int:
     """Add to the list what the site offers; how many lines that were."""
     known = set(published(book))
     new = set(addresses_of_site(book, site)) - set(read_redirects(book)) - known
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     if absent := [page for page in book.pages if not (site / f"{page}.html").is_file()]:
         raise Problem(f"The built site has no {absent[0]}.html: run `make site` first")
     if chosen.update:
-        print(f"{update(book, site)} new in {LIST}, which has {len(published(book))}")
+        print(f"{add_new(book, site)} new in {LIST}, which has {len(published(book))}")
     if wrong := list(broken(book, site)):
         print("\n".join(wrong))
         print(f"{len(wrong)} published addresses lead nowhere; where each went is only a guess")

@@ -86,15 +86,15 @@ def last_commit(root: Path) -> tuple[str, datetime.date] | None:
     asked = ["git", "log", "-1", "--format=%H %cs", "HEAD"]
     top = ["git", "rev-parse", "--show-toplevel"]
     try:
-        if Path(run(top, root)).resolve() != root.resolve():
+        if Path(answer(top, root)).resolve() != root.resolve():
             return None  # a folder inside somebody's repository
-        commit, day = run(asked, root).split()
+        commit, day = answer(asked, root).split()
     except (OSError, subprocess.CalledProcessError, ValueError):
         return None
     return commit, datetime.date.fromisoformat(day)
 
 
-def run(command: list[str], folder: Path) -> str:
+def answer(command: list[str], folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
