@@ -82,8 +82,9 @@ class TestMoved:
     def test_a_page(self, browsing, moved, language, script):
         gone, there = f"{moved}{language}book/gone.html", f"{language}{PAGE}"
         address, _ = arrive(browsing, f"{gone}#{place(PAGE)}", f"**/{there}*", script)
-        assert address == moved + there + (f"#{place(PAGE)}" if script else "") or not script
+        assert address.partition("#")[0] == moved + there
         if script:
+            assert address.partition("#")[2] == place(PAGE)
             assert (
                 arrive(browsing, f"{gone}#left", f"**/{BESIDE}")[0] == f"{moved}{language}{OTHER}"
             )
