@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills coverage offline \
-	po translations new-language linkcheck colab matrix canary upgrade publish-as release-ref hooks clean
+	po translations new-language anchors linkcheck colab matrix canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,7 @@ site: venv ## build the site in both languages into _build/html, executing what 
 # Tests that passed are left out while what they depend on is the same (tests/bookkit/selection.py).
 # Programs that are killed at certain moments come last, when nothing else makes them wait.
 test: venv ## execute what changed, then run the tests that a change can touch (ALL=yes: every test)
+	@.ci/browser || echo "The built site is not looked at without one; all else is checked."
 	@$(RUN) bookkit execute
 	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile $(CHANGED)
 	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile $(CHANGED)
@@ -108,6 +109,9 @@ colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… 
 
 matrix: venv ## run every notebook on Python 3.11, 3.12, 3.13, Colab's packages, the newest releases
 	@$(RUN) bookkit matrix $(if $(ONLY),--only $(ONLY))
+
+anchors: site ## see that published addresses still lead somewhere (ADD=yes: note the new ones)
+	@$(RUN) bookkit anchors $(if $(ADD),--update)
 
 linkcheck: venv ## try the links to other sites
 	@$(RUN) bookkit linkcheck

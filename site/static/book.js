@@ -29,8 +29,11 @@
   const keepPlace = (event) => {
     const link = event.target.closest("a[hreflang]");
     if (!link || link.pathname === location.pathname) return;
-    const section = scrollY > 0 && inView(all("main section[id] section[id]"));
-    link.hash = section ? section.id : scrollY > 0 ? location.hash : "";
+    const asked = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const top = asked ? asked.getBoundingClientRect().top : -1;
+    const section = inView(all("main section[id] section[id]"));
+    if (scrollY === 0) link.hash = "";
+    else link.hash = section && !(top >= 0 && top < innerHeight) ? section.id : location.hash;
   };
   ["click", "auxclick", "contextmenu"].forEach((kind) => document.addEventListener(kind, keepPlace, true));
 
@@ -124,6 +127,7 @@
   });
   addEventListener("load", reachable);
   addEventListener("resize", reachable);
+  document.addEventListener("toggle", reachable, true); // what was folded has a width only now
 
   // mark the current section in the list at the right
   const spy = document.querySelector("[data-spy]");

@@ -6,6 +6,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from html import unescape
+from urllib.parse import parse_qs, urlsplit
+from xml.etree import ElementTree
 
 import pytest
 
@@ -79,7 +82,7 @@ def book(tmp_path_factory):
         "utf-8",
     )
     (root / "book").mkdir()
-    (root / "book" / "00-intro.md").write_text("# Intro\n\n## Second claim\n\nText.\n")
+    (root / "book" / "00-intro.md").write_text("# Intro\n\nText.\n\n**How long? One *meter*.** **All in bold.**\n\n## Second claim\n\nText.\n")
     (root / "book" / "01-toy.md").write_text(chapter(book))
     sync.main([], root)
     build.main([], root)
@@ -129,6 +132,40 @@ def test_pages_know_their_translations_and_their_notebook(book):
     assert book.colab_url(page) in html(book, ENGLISH)
     assert book.colab_url(page, book.language("zh_TW")) in html(book, CHINESE)
     assert 'href="../notebooks/01-toy.ipynb"' in html(book, ENGLISH)
+
+
+def test_pages_say_what_they_are_about_and_where_to_mend_them(book):
+    for file, source, words in (
+        (ENGLISH, "book/01-toy.md", "Sharding specs are there, all here."),
+        (CHINESE, "locale/zh_TW/LC_MESSAGES/book/01-toy.po", "Sharding specs are 那裡, all here."),
+        ("book/00-intro.html", "book/00-intro.md", "How long? One meter. All in bold."),
+    ):
+        assert f'<meta name="description" content="{words}">' in html(book, file)
+        assert f'href="{book.repo}/edit/{book.ref}/{source}"' in html(book, file)
+        [report] = re.findall(rf'href="({re.escape(book.repo)}/issues/new[^"]+)"', html(book, file))
+        asked = parse_qs(urlsplit(unescape(report)).query)
+        assert asked["title"] == [f"{file.removeprefix('zh-TW/').removesuffix('.html')}: "]
+        assert asked["where"] == [f"{book.site}{file}"]
+        assert html(book, file).count('aria-current="page"') == 1
+    assert "<time" not in html(book, ENGLISH)  # not a clone: no commit to name
+
+
+def test_one_page_answers_every_address_that_leads_nowhere(book):
+    page = html(book, "404.html")
+    assert '<section lang="en">' in page and '<section lang="zh-TW">' in page
+    addresses = re.findall(r'(?:href|src|action)="([^"]+)"', page)
+    assert [one for one in addresses if not one.startswith(("/one-program/", "https://", "#"))] == []
+    assert not (book.root / "_build" / "html" / "zh-TW" / "404.html").exists()
+
+
+def test_the_sitemap_has_every_page_with_its_translations(book):
+    tree = ElementTree.parse(book.root / "_build" / "html" / "sitemap.xml")
+    spaces = {"m": "http://www.sitemaps.org/schemas/sitemap/0.9", "x": "http://www.w3.org/1999/xhtml"}
+    locations = [one.text for one in tree.findall("m:url/m:loc", spaces)]
+    assert locations == [book.page_url(page, language) for page in book.pages for language in book.languages]
+    for url in tree.findall("m:url", spaces):
+        assert [link.get("hreflang") for link in url.findall("x:link", spaces)] == ["en", "zh-TW", "x-default"]
+        assert {link.get("href") for link in url.findall("x:link", spaces)} <= set(locations)
 
 
 def test_alerts_badges_and_pictures(book):

@@ -10,8 +10,11 @@ from bookkit.model.book import Book
 BOOK = Book()
 SITE = BOOK.root / "_build" / "html"
 BELOW = urlsplit(BOOK.site).path  # as it is published: no page may count on being at the root
-INPUTS = ("*.yml", "book/**/*", "locale/**/*.po", "site/**/*", "src/**/*.py", "bookkit/**/sphinx_ext/**/*",
-          "bookkit/**/site/[!sl]*.py")  # fmt: skip
+INPUTS = (
+    *("*.yml", "book/**/*", "locale/**/*.po", "src/**/*.py", "bookkit/**/sphinx_ext/**/*"),
+    *(f"site/{name}/**/*" for name in ("templates", "static", "extra")),
+    *("site/redirects.toml", "bookkit/**/site/build.py", "bookkit/**/site/redirects.py"),
+)
 
 
 def stale(root: Path = BOOK.root) -> str:

@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from bookkit.site.browser import HOW, chromium, opened, served
+from bookkit.site.browser import HOW, chromium, opened, serving
 from built import BELOW, SITE, lacking
-
-left_out: dict[str, int] = {}
 
 
 def leave_out(why: str) -> None:
     if os.environ.get("BROWSER") == "required":
         pytest.fail(f"BROWSER=required, and {why}", pytrace=False)
-    left_out[why] = left_out.get(why, 0) + 1
     pytest.skip(why)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for why, many in left_out.items():
+    """What was left out, and why: a run without a browser is no run of everything."""
+    skipped = [
+        one for one in terminalreporter.stats.get("skipped", ()) if "tests/browser/" in one.nodeid
+    ]
+    reasons = Counter(one.longrepr[2].removeprefix("Skipped: ") for one in skipped)
+    for why, many in reasons.items():
         terminalreporter.write_line(
             f"tests/browser: {many} checks of the built site were left out: {why}", yellow=True
         )
@@ -55,5 +58,5 @@ def browsing():
 @pytest.fixture(scope="session")
 def site(site_folder: Path) -> Iterator[str]:
     """The address of the built site."""
-    with served(SITE, BELOW) as address:
+    with serving(SITE, BELOW) as address:
         yield address

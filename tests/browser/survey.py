@@ -19,6 +19,7 @@ from bookkit.site.browser import too_wide, visit, watch
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+PATIENCE = 180_000  # milliseconds: on a busy machine all is slow, and that is no fault of a page
 FOLDS_PRESSED = 3  # of each kind on a page: a key press is a round trip
 
 # Images load when they come into view: ask for all of them, and name those that do not come.
@@ -70,6 +71,9 @@ FOLDS = """(many) => {
 OPENED = (
     "(open) => document.querySelectorAll('main details').forEach((fold) => { fold.open = open; })"
 )
+
+# Two frames: what follows an event, such as the opening of a fold, has been done.
+FRAMES = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"""
 
 # What print shows: nothing folded away, nothing of the frame, and the same colours from either scheme.
 PRINTED = """() => {
@@ -179,6 +183,7 @@ async def copying(page: Page, one_at_a_time: asyncio.Lock) -> AsyncIterator[str]
 
 async def printing(page: Page) -> AsyncIterator[str]:
     await page.emulate_media(media="print")
+    await page.evaluate(FRAMES)  # what was folded is laid out in the next one
     printed = await page.evaluate(PRINTED)
     light = await page.evaluate(COLOURS)
     await page.evaluate(THEME, "dark")
@@ -205,6 +210,7 @@ async def width(page: Page) -> AsyncIterator[str]:
 async def accessibility(page: Page) -> AsyncIterator[str]:
     """Colours in light at desk width and in dark on a phone, with all folds open; then the rest."""
     await page.evaluate(OPENED, True)
+    await page.evaluate(FRAMES)
     await page.evaluate(FOR_AXE)
     await page.evaluate(AXE)
     for scheme, size in (("light", DESK), ("dark", PHONE)):
@@ -250,6 +256,7 @@ async def survey(browser: Browser, site: str, names: Iterable[str]) -> dict[str,
             viewport=DESK, color_scheme="light", reduced_motion="reduce",
             permissions=["clipboard-read", "clipboard-write"],
         )  # fmt: skip
+        context.set_default_timeout(PATIENCE)
         for file in queue:
             found[file] = await examine(context, site, file, clipboard)
         await context.close()

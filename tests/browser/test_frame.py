@@ -4,7 +4,7 @@ import pytest
 
 from bookkit.site.browser import visit, watch
 from built import BELOW, BOOK
-from survey import DESK, PHONE
+from survey import DESK, PATIENCE, PHONE
 
 FIRST, SECOND = BOOK.languages[0], BOOK.languages[-1]
 PAGE = next(page for page in BOOK.chapters if BOOK.kind(page) == "chapter")
@@ -22,6 +22,7 @@ def on(browsing, site):
             context = await browser.new_context(
                 **{"viewport": DESK, "color_scheme": "light", "reduced_motion": "reduce", **about}
             )
+            context.set_default_timeout(PATIENCE)
             page = await context.new_page()
             wrong = watch(page, site)
             if about.get("java_script_enabled", True):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bookkit.site.browser import served
+from bookkit.site.browser import serving
 from survey import survey
 
 GOOD = """<!DOCTYPE html><html lang="en" data-theme="light"><head><title>A page</title><link rel="icon" href="data:,">
@@ -53,7 +53,7 @@ def found(browsing, tmp_path_factory):
         assert GOOD.count(old) == 1, name
         names[name] = f"{number}.html"
         (folder / names[name]).write_text(GOOD.replace(old, new))
-    with served(folder) as site:
+    with serving(folder) as site:
         said = run(survey(browser, site, names.values()))
     return {name: said[file] for name, file in names.items()}
 

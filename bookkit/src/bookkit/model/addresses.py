@@ -78,6 +78,8 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
 
 
 def report_url(book: Book, about: str, url: str, claim: str = "") -> str:
-    """Where a mistake is reported: a new issue that already says what it is about, and where."""
-    body = f"{url}\n" + (f"\n> {claim}\n" if claim else "") + "\n"
-    return f"{book.repo}/issues/new?{urlencode({'title': f'{about}: ', 'body': body})}"
+    """Where a mistake is reported: a new issue that says where, and what is claimed there."""
+    asked = {"template": "1-wrong.yml", "title": f"{about}: ", "where": url}
+    if claim:
+        asked["what"] = f"> {claim}\n\n"
+    return f"{book.repo}/issues/new?{urlencode(asked)}"

@@ -28,7 +28,7 @@ HEAD = """\
 """
 # What Sphinx and myst-nb number in passing: nobody can rely on these.
 PASSING = re.compile(r"(?:id|index-|cell-|equation-)\d*(?:$|-)")
-DRAWN = {"svg", "math"}  # their ids are for themselves
+WITH_OWN_IDS = {"svg", "math"}  # their ids are for themselves
 
 
 class Ids(HTMLParser):
@@ -47,11 +47,11 @@ class Ids(HTMLParser):
             if "moved" in (about.get("class") or "").split():
                 self.moved.add(name)
         self.inside += tag == "main"
-        self.drawn += tag in DRAWN
+        self.drawn += tag in WITH_OWN_IDS
 
     def handle_endtag(self, tag: str) -> None:
         self.inside -= tag == "main"
-        self.drawn -= tag in DRAWN
+        self.drawn -= tag in WITH_OWN_IDS
 
 
 def ids_inside(path: Path) -> Ids:
@@ -83,10 +83,12 @@ def broken(book: Book, site: Path) -> Iterator[str]:
     offered = {language.code: offers(book, site, language.path) for language in book.languages}
     for address in published(book):
         gone = [code for code in offered if not leads(address, offered[code], redirects)]
-        if gone:
-            where = "" if len(gone) == len(offered) else f" in {', '.join(gone)}"
+        if gone and address in now:
+            where = ", ".join(gone)
+            yield f"{address} leads nowhere in {where}: pages have the same ids in all languages"
+        elif gone:
             yield (
-                f"{address} was published and leads nowhere{where}: add to {REDIRECTS}\n"
+                f"{address} was published and leads nowhere: add to {REDIRECTS}\n"
                 f'    "{address}" = "{nearest(address, now)}"'
             )
 
@@ -118,12 +120,12 @@ def nearest(address: str, now: Sequence[str]) -> str:
     """The likeliest new place: the same anchor elsewhere, a similar one, else the page."""
     page, _, anchor = address.partition("#")
     same = [one for one in now if anchor and one.partition("#")[2] == anchor]
-    own = [one for one in now if one.startswith(f"{page}#")]
-    alike = difflib.get_close_matches(address, own, 1, 0.75)
+    own = {one.partition("#")[2]: one for one in now if one.startswith(f"{page}#")}
+    alike = [own[name] for name in difflib.get_close_matches(anchor, own, 1, 0.6)]
     return [*same, *alike, *([page] if page in now else now[:1])][0]
 
 
-def update(book: Book, site: Path) -> int:
+def add_new(book: Book, site: Path) -> int:
     """Add to the list what the site offers; how many lines that were."""
     known = set(published(book))
     new = set(addresses_of_site(book, site)) - set(read_redirects(book)) - known
@@ -141,10 +143,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     if absent := [page for page in book.pages if not (site / f"{page}.html").is_file()]:
         raise Problem(f"The built site has no {absent[0]}.html: run `make site` first")
     if chosen.update:
-        print(f"{update(book, site)} new in {LIST}, which has {len(published(book))}")
+        print(f"{add_new(book, site)} new in {LIST}, which has {len(published(book))}")
     if wrong := list(broken(book, site)):
         print("\n".join(wrong))
-        print(f"{len(wrong)} published addresses lead nowhere; the second of each pair is a guess")
+        print(f"{len(wrong)} published addresses lead nowhere; where each went is only a guess")
     lacking = set(addresses_of_site(book, site)) - set(published(book)) - set(read_redirects(book))
     if lacking:
         print(f"{LIST} lacks {len(lacking)}, such as {min(lacking)}: `bookkit anchors --update`")

@@ -92,7 +92,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def served(site: Path, path: str = "/") -> Iterator[str]:
+def serving(site: Path, path: str = "/") -> Iterator[str]:
     """The address, with a slash at its end, under which the site's files are while this lasts."""
     handler = functools.partial(Pages, directory=str(site), path=path)
     with Server(("127.0.0.1", 0), handler) as server:

@@ -30,7 +30,7 @@ HOLDERS = {
     *"a blockquote caption dd div dt em figcaption figure h1 h2 h3 h4 h5 h6 li p pre span".split(),
     *"strong td th".split(),
 }
-BESIDE = {
+TAKES_NONE = {
     "details",
     "ol",
     "section",
@@ -63,12 +63,12 @@ def wrong_redirects(book: Book, site: Path) -> Iterator[str]:
             yield f'{REDIRECTS}: "{old}" leads to {new}, which moved too: name "{redirects[new]}"'
         elif not there.is_file():
             yield f'{REDIRECTS}: "{old}" leads to {page}, which is no page of the site: correct it'
-        elif anchor and not opening(there.read_text("utf-8"), anchor):
+        elif anchor and not opening_tag(there.read_text("utf-8"), anchor):
             yield f'{REDIRECTS}: "{old}" leads to #{anchor}, which {page} does not have: correct it'
         elif "#" not in old and here.is_file():
             yield f'{REDIRECTS}: "{old}" is a page of the site: take the line out'
         elif "#" in old and here.is_file():
-            if opening(here.read_text("utf-8"), old.partition("#")[2]):
+            if opening_tag(here.read_text("utf-8"), old.partition("#")[2]):
                 yield f'{REDIRECTS}: "{old}" is there, it did not move: take the line out'
         elif "#" in old and old.partition("#")[0] not in redirects:
             page = old.partition("#")[0]
@@ -100,7 +100,7 @@ def honour(book: Book, site: Path) -> None:
                 path.write_text(leading_on(book, language, old, new, inside), "utf-8")
 
 
-def opening(html: str, anchor: str) -> re.Match[str] | None:
+def opening_tag(html: str, anchor: str) -> re.Match[str] | None:
     """The tag that opens the element with this id."""
     name = re.escape(escape(anchor))
     return re.search(rf"<([a-zA-Z][\w-]*)\b[^<>]*?\sid=[\"']{name}[\"'][^<>]*>", html)
@@ -110,7 +110,7 @@ def mark(book: Book, language: Language, site: Path, page: str, anchor: str, new
     """Let page#anchor lead to `new`, on the same page or on another."""
     path, (there, _, place) = site / page, new.partition("#")
     html = path.read_text("utf-8")
-    if there == page and (found := opening(html, place)):
+    if there == page and (found := opening_tag(html, place)):
         span = f'<span id="{escape(anchor)}"></span>'
         html = put(html, found, span, new)
     else:
@@ -129,7 +129,7 @@ def put(html: str, found: re.Match[str], span: str, new: str) -> str:
         heading := re.compile(r"\s*(?:<span[^>]*></span>\s*)*<h\d[^>]*>").match(html, at)
     ):
         at = heading.end()
-    elif tag in BESIDE:
+    elif tag in TAKES_NONE:
         at = found.start()
     elif tag not in HOLDERS:
         raise Problem(f"{REDIRECTS}: {new} is a <{tag}>, which cannot hold an older anchor")
@@ -138,7 +138,7 @@ def put(html: str, found: re.Match[str], span: str, new: str) -> str:
 
 def title_of(html: str, anchor: str) -> str:
     """The heading at an anchor, or of the page, as HTML without links."""
-    start = found.end() if anchor and (found := opening(html, anchor)) else html.find("<main")
+    start = found.end() if anchor and (found := opening_tag(html, anchor)) else html.find("<main")
     heading = re.search(r"<h\d[^>]*>(.*?)<a class=\"headerlink\"", html[start:], re.S)
     words = heading[1] if heading else html[html.find("<title>") + 7 : html.find("</title>")]
     return re.sub(r"<(?!/?code\b)[^>]*>", "", words).strip()

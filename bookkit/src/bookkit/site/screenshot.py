@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from bookkit.model.book import Problem, find_root
-from bookkit.site.browser import opened, served, too_wide, visit, watch
+from bookkit.site.browser import opened, serving, too_wide, visit, watch
 
 
 async def photograph(site: str, options: argparse.Namespace) -> tuple[bytes, list[str]]:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not (options.site / options.page.split("?")[0].split("#")[0]).is_file():
         raise Problem(f"{options.site} has no {options.page}: run `make site` first")
-    with served(options.site) as site:
+    with serving(options.site) as site:
         picture, wrong = asyncio.run(photograph(site, options))
     options.out.write_bytes(picture)
     print(f"{options.out}: {len(picture):,} bytes")

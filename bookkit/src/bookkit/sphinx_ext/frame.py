@@ -24,6 +24,7 @@ from bookkit.words import catalogues
 
 LONGEST = 300  # characters of a description; in Chinese each counts twice
 NOT_FOUND = "404"
+EMPTY_HEADER = re.compile(r"<th\b([^>]*)>\s*(?:<p>\s*</p>)?\s*</th>")  # it heads nothing: a cell
 
 
 def context_of_frame(
@@ -37,6 +38,8 @@ def context_of_frame(
     if pagename in app.env.found_docs:
         context["book_edit_url"] = edit_url(book, here, pagename)
         context["book_report_url"] = report_url(book, pagename, book.page_url(pagename, here))
+    if "body" in context:
+        context["body"] = EMPTY_HEADER.sub(r"<td\1></td>", context["body"])
     if pagename == NOT_FOUND:
         with_absolute_addresses(book, context)
         context["book_not_found"] = [words_when_lost(book, one) for one in book.languages]
@@ -83,15 +86,15 @@ def last_commit(root: Path) -> tuple[str, datetime.date] | None:
     asked = ["git", "log", "-1", "--format=%H %cs", "HEAD"]
     top = ["git", "rev-parse", "--show-toplevel"]
     try:
-        if Path(run(top, root)).resolve() != root.resolve():
+        if Path(answer(top, root)).resolve() != root.resolve():
             return None  # a folder inside somebody's repository
-        commit, day = run(asked, root).split()
+        commit, day = answer(asked, root).split()
     except (OSError, subprocess.CalledProcessError, ValueError):
         return None
     return commit, datetime.date.fromisoformat(day)
 
 
-def run(command: list[str], folder: Path) -> str:
+def answer(command: list[str], folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
@@ -137,17 +140,22 @@ def not_found(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def with_absolute_addresses(book: Book, context: dict[str, Any]) -> None:
     root = urlsplit(book.site).path
-    relative, contents = context["pathto"], context["toctree"]
+    relative = context["pathto"]
 
     def pathto(*about: Any, **more: Any) -> str:
         return absolute(root, relative(*about, **more))
 
-    def toctree(**about: Any) -> str:
-        return re.sub(
-            r'href="([^"]+)"', lambda found: f'href="{absolute(root, found[1])}"', contents(**about)
-        )
+    def rooted(tag: Callable[..., str]) -> Callable[..., str]:
+        def made(*about: Any, **more: Any) -> str:
+            href = r'(?<=\s)(href|src)="([^"]+)"'
+            return re.sub(
+                href, lambda found: f'{found[1]}="{absolute(root, found[2])}"', tag(*about, **more)
+            )
 
-    context |= {"pathto": pathto, "toctree": toctree, "content_root": root}
+        return made
+
+    context |= {"pathto": pathto, "content_root": root}
+    context |= {name: rooted(context[name]) for name in ("toctree", "js_tag")}
     context["book_zip_url"] = absolute(root, context["book_zip_url"])
     for item, language in zip(context["book_langs"], book.languages, strict=True):
         item["rel"] = f"{root}{language.path}index.html"
