@@ -5,8 +5,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 from html import unescape
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
