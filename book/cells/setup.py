@@ -1,8 +1,11 @@
 # @title Setup: versions, instruments, eight devices
 import importlib, importlib.metadata as metadata, os, re, subprocess, sys
 
-BOOK = "meshscope @ git+https://github.com/many-devices/one-program@main"
-COLAB = ["jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12", BOOK]  # keep its numpy
+SITE = "https://many-devices.github.io/one-program/"
+WHEEL = SITE + "wheels/meshscope-0.1.0-py3-none-any.whl"
+SHA256 = "fc70bca0b13cdb607e70d418dd21857159dc5b0223df56393d02928526dd9605"
+COLAB = ["jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12",  # keep its numpy
+         f"meshscope @ {WHEEL}#sha256={SHA256}"]  # and no other
 OLDEST = {"jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8",
           "orbax-checkpoint": "0.12.4", "meshscope": "0.1"}
 
@@ -17,7 +20,12 @@ def too_old():
 
 if "google.colab" in sys.modules and too_old():
     pip = [sys.executable, "-m", "pip", "-q"]
-    subprocess.run([*pip, "install", *COLAB], check=True)
+    done = subprocess.run([*pip, "install", *COLAB], capture_output=True, text=True)
+    print(f"meshscope comes from {WHEEL}\n{done.stderr}".strip())
+    assert done.returncode == 0, "Nothing was installed: " + (
+        f"{WHEEL} is not the wheel that this notebook was made with. Open it anew from "
+        f"{SITE}, an hour later if the site was just changing, or report it."
+        if "HASHES" in done.stderr else "mend what pip says above, then run all again.")
     names = [str(package.name) for package in metadata.distributions()]
     if gpu := [name for name in names if name.startswith("jax-cuda")]:
         subprocess.run([*pip, "uninstall", "-y", *gpu], check=True)  # fit the old JAX

@@ -17,11 +17,12 @@ import pytest
 
 from bookkit.model.addresses import meaning_of_url
 from bookkit.model.book import Book, Problem
+from bookkit.model.package import Wheel, known_files, unlike_pin
 from bookkit.stacks import colab
-from bookkit.stacks.attempt import Checkout, checkout, clean_environment, run_notebook, served
+from bookkit.stacks.attempt import Checkout, Outcome, checkout, clean_environment, run_notebook
 from bookkit.stacks.environments import find_python, make_environment
+from bookkit.stacks.notebook import at_site, pins, unlike_colab
 from bookkit.stacks.notebook import main as run_one
-from bookkit.stacks.notebook import pins, unlike_colab
 from rules import BOOK
 
 LISTS = sorted(colab.LISTS.glob("*.txt"))
@@ -108,7 +109,35 @@ def test_a_colab_that_is_new_enough_is_left_as_it_is():
     assert unlike_colab(AFTER, AFTER, {"jax": "0.11.1"}) == []
 
 
-# The clone that runs and serves the book's address.
+def test_one_line_of_a_notebook_is_changed_and_no_other():
+    before = nbformat.read(BOOK.notebook(BOOK.chapters[0]), 4)
+    after = at_site(nbformat.read(BOOK.notebook(BOOK.chapters[0]), 4), "file:///site/")
+    lines = [(one, other) for cell, changed in zip(before.cells, after.cells)
+             for one, other in zip(cell.source.split("\n"), changed.source.split("\n"), strict=True) if one != other]
+    assert lines == [(f'SITE = "{BOOK.site}"', 'SITE = "file:///site/"')]
+    before.cells[1].source = "import jax"
+    with pytest.raises(Problem, match="no line SITE"):
+        at_site(before, "file:///site/")
+
+
+# A changed wheel.
+
+SENTENCE = ("AssertionError: Nothing was installed: file:///x/wheels/meshscope-0.1.0-py3-none-any.whl "
+            "is not the wheel that this notebook was made with. Open it anew")
+
+
+@pytest.mark.parametrize("outcome, complaint", [
+    (Outcome("n", "failed", cell=2, error=SENTENCE, before=BEFORE, versions=BEFORE), ""),
+    (Outcome("n", "passed", before=BEFORE, versions=AFTER), "installed a wheel that somebody had changed"),
+    (Outcome("n", "failed", error="CalledProcessError: pip", before=BEFORE, versions=BEFORE), "without saying so: Called"),
+    (Outcome("n", "failed", error=SENTENCE, before=BEFORE, versions=AFTER), "after installing: .*0.7.2.*, then .*0.11.2"),
+], ids=["refused", "installed", "silent", "late"])
+def test_how_a_changed_wheel_is_met(outcome, complaint):
+    found = colab.not_refused(outcome)
+    assert re.search(complaint, found) and bool(found) == bool(complaint)
+
+
+# The clone that runs, and the site beside it.
 
 
 def git(folder, *command):
@@ -129,16 +158,27 @@ def repository(tmp_path):
     return Book(root)
 
 
-def test_the_books_address_leads_to_the_commit_that_is_checked_out(repository, tmp_path):
-    """As pip does it, with git alone and the branch that the setup cell names."""
+def test_what_runs_is_the_commit_and_not_what_was_written_since(repository):
     (repository.root / "src" / "x.py").write_text("second, not committed")
     with checkout(repository) as copy:
-        environment = clean_environment(tmp_path, tmp_path) | served(repository, copy.path.as_uri())
-        command = ["git", "clone", "-q", "--filter=blob:none", "-b", repository.ref]
-        command += [repository.repo, str(tmp_path / "got")]
-        subprocess.run(command, env=environment, check=True, capture_output=True)
-        assert (tmp_path / "got" / "src" / "x.py").read_text() == "first"
+        assert (copy.path / "src" / "x.py").read_text() == "first"
         assert copy.modified == ["src/x.py"]
+
+
+def test_the_site_beside_the_clone_serves_the_wheel_of_the_commit(repository):
+    for path in known_files(BOOK.root):
+        target = repository.root / path.relative_to(BOOK.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    git(repository.root, "add", ".")
+    git(repository.root, "commit", "-q", "-m", "two")
+    (repository.root / "src" / "meshscope" / "_hlo.py").write_text("not committed")
+    with checkout(repository) as copy:
+        [good], [changed] = (list((site / "wheels").iterdir()) for site in (copy.site, copy.other_site))
+        assert unlike_pin(SETUP, Wheel(good.name, good.read_bytes())) == ""
+        assert changed.name == good.name
+        assert unlike_pin(SETUP, Wheel(changed.name, changed.read_bytes())) != ""
+        assert copy.written() == ""
 
 
 def test_whatever_is_written_in_the_clone_is_noticed(repository):
@@ -292,11 +332,11 @@ def test_an_image_needs_docker(monkeypatch):
 def test_in_a_container_the_clone_is_read_only_and_fresh_each_time(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(colab, "run_notebook", lambda command, *rest: ran.append(command))
-    copy = Checkout(tmp_path, "abc", [])
+    copy = Checkout(tmp_path / "book", "abc", [])
     colab.in_container(BOOK, copy, "notebooks/01-mesh.ipynb", "image", tmp_path)
     line = " ".join(ran[0])
-    assert line.startswith("docker run --rm ") and f"--volume {tmp_path}:/book:ro" in line
-    assert f"GIT_CONFIG_VALUE_0={BOOK.repo}" in line and "url.file:///book.insteadOf" in line
+    assert line.startswith("docker run --rm ") and f"--volume {tmp_path}/book:/book:ro" in line
+    assert f"--volume {copy.site}:/site:ro" in line and "--site file:///site/" in line
     assert "--entrypoint python3 image bookkit/src/bookkit run-notebook /book/notebooks/01-mesh.ipynb" in line
     assert "--colab" in line
 

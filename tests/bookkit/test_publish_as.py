@@ -1,10 +1,12 @@
 """`make publish-as` and `make release-ref`, on a copy of the whole book."""
 
 import shutil
+import subprocess
 
 import pytest
 
 from bookkit.model.book import Book, Problem
+from bookkit.model.package import SETUP, build_wheel, unlike_pin
 from bookkit.site import address
 from toy import ROOT
 
@@ -44,7 +46,6 @@ def test_a_copy_has_the_new_address_everywhere(copy):
     for place in (
         "_config.yml",
         "book/01-mesh.md",
-        "book/cells/setup.py",
         "notebooks/01-mesh.ipynb",
         "notebooks/zh-TW/01-mesh.ipynb",
         "CITATION.cff",
@@ -60,6 +61,8 @@ def test_a_copy_has_the_new_address_everywhere(copy):
     assert colab + "zh-TW/01-mesh.ipynb" in (copy / "notebooks/zh-TW/01-mesh.ipynb").read_text()
     address.main(["--check"], copy)
     address.sync.main(["--check"], copy)
+    setup = (copy / SETUP).read_text()
+    assert f'SITE = "{SITE}"' in setup and unlike_pin(setup, build_wheel(copy)) == ""
 
 
 def test_there_and_back_gives_the_same_bytes(copy):
@@ -89,7 +92,6 @@ def test_on_github_pages_the_repository_follows_from_the_site(copy):
 def test_a_release_is_named_everywhere(copy):
     address.main(["--ref", "v1.0"], copy)
     assert Book(copy).ref == "v1.0"
-    assert "@v1.0" in (copy / "book/cells/setup.py").read_text()
     assert "/blob/v1.0/notebooks/01-mesh.ipynb" in (copy / "book/01-mesh.md").read_text()
     assert "/blob/v1.0/notebooks/zh-TW/" in (copy / "notebooks/zh-TW/01-mesh.ipynb").read_text()
     assert "branch: main" in (copy / "_config.yml").read_text()  # where edits go
@@ -128,7 +130,9 @@ def test_a_bad_address_is_refused_and_nothing_is_written(copy, arguments, compla
         (BOOK.colab_url("book/01-mesh").replace("one-program", "other"), "does not begin with"),
         ("https://other.github.io/x/book/01-mesh.html", "does not begin with"),
         ("https://other.github.io/x/_static/colab-badge.svg", "does not begin with"),
-        (f"meshscope @ git+{BOOK.repo}@v0", "does not begin with meshscope @ git"),
+        (f"meshscope @ git+{BOOK.repo}@v0", f"does not begin with meshscope @ {BOOK.site}wheels/"),
+        ("https://other.github.io/x/wheels/meshscope-0.1.0-py3-none-any.whl", "does not begin with"),
+        ('SITE = "https://other.github.io/x/"', "does not begin with"),
     ],
 )
 def test_a_place_that_disagrees_is_named(copy, wrong, complaint):
@@ -137,3 +141,81 @@ def test_a_place_that_disagrees_is_named(copy, wrong, complaint):
     last = len(page.read_text().splitlines())
     with pytest.raises(Problem, match=rf"book/run\.md:{last}: (.|\n)*{complaint}"):
         address.main(["--check"], copy)
+
+
+# Who publishes.
+
+OWN = BOOK.repo.removeprefix("https://github.com/")
+
+
+def test_the_book_is_published_by_the_repository_that_it_names():
+    for publisher in (OWN, OWN.upper()):  # GitHub makes no difference
+        address.refuse_other_publisher(BOOK, publisher)
+
+
+def test_another_repository_is_refused_and_told_what_to_run():
+    with pytest.raises(Problem) as refused:
+        address.main(["--check", "--from", "someone/their-book"])
+    said = str(refused.value)
+    assert "someone/their-book would publish files that name " in said
+    assert f"{BOOK.site} and {BOOK.repo}, which may be anyone's" in said
+    assert f"Run `make publish-as URL={SITE} REPO={REPO}`, commit what it changes, and push." in said
+
+
+def test_what_it_was_told_to_run_is_what_was_missing(copy):
+    address.main(["--site", SITE, "--repo", REPO], copy)
+    address.main(["--check", "--from", "someone/their-book"], copy)
+    with pytest.raises(Problem, match="publish-as URL=https://someone.github.io/fork/ REPO=.*/someone/fork`"):
+        address.main(["--check", "--from", "someone/fork"], copy)
+
+
+def test_a_site_elsewhere_is_refused_unless_the_repository_says_that_it_is_its_own(copy):
+    away = "https://books.example.org/"
+    address.main(["--site", away, "--repo", REPO], copy)
+    with pytest.raises(Problem, match=f"name {away}, which .*REPO={REPO}`.*variable SITE"):
+        address.main(["--check", "--from", "someone/their-book", "--at", ""], copy)
+    address.main(["--check", "--from", "someone/their-book", "--at", away], copy)
+
+
+def test_the_site_of_an_owner(copy):
+    address.main(["--site", "https://me.github.io/", "--repo", "https://github.com/Me/me.github.io"], copy)
+    address.main(["--check", "--from", "Me/me.github.io"], copy)
+
+
+@pytest.mark.parametrize("publisher", ["", "someone", "a/b/c", "a b/c"])
+def test_a_publisher_that_is_none(publisher):
+    with pytest.raises(Problem, match="is no repository"):
+        address.main(["--check", "--from", publisher])
+
+
+def git(folder, *command):
+    about = ["-c", "user.name=n", "-c", "user.email=n@example.org"]
+    subprocess.run(["git", *about, *command], cwd=folder, check=True, capture_output=True)
+
+
+def test_notebooks_of_a_tag_ask_for_the_wheel_that_is_served(copy, tmp_path_factory):
+    """Colab opens those of the tag, whatever was pushed to main since."""
+    address.main(["--ref", "v1.0"], copy)
+    origin = tmp_path_factory.mktemp("origin")
+    git(origin, "init", "-q", "--bare", ".")
+    git(copy, "init", "-q", "-b", "main")
+    git(copy, "remote", "add", "origin", str(origin))
+    git(copy, "add", ".")
+    git(copy, "commit", "-q", "-m", "one")
+    check = ["--check", "--from", OWN]
+    with pytest.raises(Problem, match="notebooks of v1.0, which cannot be had: push that tag first"):
+        address.main(check, copy)
+    git(copy, "push", "-q", "origin", "HEAD:refs/tags/v1.0")
+    address.main(check, copy)
+    module = copy / "src" / "meshscope" / "_hlo.py"
+    module.write_text(module.read_text("utf-8") + "\n# more\n", "utf-8")
+    address.sync.main([], copy)
+    with pytest.raises(Problem, match=r"v1.0, whose setup cell asks for .*Run `make release-ref REF=…` with a new tag"):
+        address.main(check, copy)
+
+
+def test_every_workflow_that_publishes_asks_first():
+    for name, publishes in (("publish", "upload-pages-artifact"), ("release", "upload-artifact")):
+        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8")
+        asked = text.index('bookkit publish-as --check --from "$GITHUB_REPOSITORY"')
+        assert asked < text.index(publishes), name

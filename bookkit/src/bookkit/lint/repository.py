@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import nbformat
 import yaml
@@ -14,9 +14,10 @@ from docutils.nodes import make_id
 
 from bookkit.lint.prose import headings, read_aloud, sentences
 from bookkit.lint.rules import TEXT, WHOLE, Said, SaidOfBook, rule
-from bookkit.model.addresses import addresses, meaning_of_url
+from bookkit.model.addresses import addresses, foreign, meaning_of_url
 from bookkit.model.book import Book, is_notebook
 from bookkit.model.chapter import load_chapter, page_files
+from bookkit.model.package import FOLDER, SETUP, build_wheel, has_package, unlike_pin
 
 # Text.
 
@@ -113,20 +114,9 @@ def one_address(name: str, text: str, book: Book) -> Said:
     """The book's pages, notebooks and package are named under the address of _config.yml."""
     if name.split("/")[0] in ("tests", "bookkit") or NOT_TEXT.search(name):
         return  # code that makes addresses, and wrong ones on purpose
-    anywhere, slug = r"https?://[^\s\"'<>()\[\]\\]*?", book.repo.removeprefix("https://github.com/")
-    notebooks = "https://colab.research.google.com/github/{}/blob/{}/notebooks/"
-    begins = {  # what to look for: what it has to begin with
-        rf"{anywhere}/(?:{'|'.join(map(re.escape, book.pages))})\.html": book.site,
-        rf"{anywhere}/_static/colab-badge\.svg": book.site,
-        notebooks.format(r"[\w.-]+/[\w.-]+", r"[\w.-]+"): notebooks.format(slug, book.ref),
-        r"meshscope @ git\+[^\s\"']+": f"meshscope @ git+{book.repo}@{book.ref}",
-        rf"https://github\.com/[\w.-]+/{PurePosixPath(slug).name}\b": book.repo,
-    }
     for number, line in enumerate(text.splitlines(), 1):
-        for pattern, beginning in begins.items():
-            for found in re.findall(pattern, line):
-                if not found.startswith(beginning):
-                    yield number, f"{found} does not begin with {beginning}: see `make publish-as`"
+        for found, beginning in foreign(line, book):
+            yield number, f"{found} does not begin with {beginning}: see `make publish-as`"
 
 
 # The book as a whole.
@@ -223,3 +213,14 @@ def one_release(book: Book) -> SaidOfBook:
         if own is None or own[1] != version:
             what = f"__version__ is {own and own[1]}, but CHANGELOG.md has {version}"
             yield "src/meshscope/__init__.py", 1, what
+
+
+@rule(WHOLE)
+def pinned_wheel(book: Book) -> SaidOfBook:
+    """The setup cell installs the wheel that the source of meshscope gives, and no other."""
+    path = book.root / SETUP
+    if not has_package(book.root):
+        return  # a made-up book
+    if what := unlike_pin(path.read_text("utf-8"), build_wheel(book.root)):
+        line = path.read_text("utf-8").partition(FOLDER)[0].count("\n") + 1
+        yield SETUP, line, f"it {what}: run `make sync` and commit"

@@ -7,11 +7,13 @@ on GitHub too.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlencode
 
 from bookkit.model.book import Book
+from bookkit.model.package import FILE, FOLDER
 
 ADDRESS = re.compile(r"https?://[^\s<>\"'`\]}]+")
 
@@ -74,7 +76,8 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
             return Target(kind, path.removeprefix(folder), anchor, language)
     made = {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
     made |= {"notebooks.zip", "claims.json"}
-    return Target("file" if path in made else "unknown", path, anchor, language)
+    wheel = path.startswith(FOLDER) and not language and FILE.fullmatch(path, len(FOLDER))
+    return Target("file" if wheel or path in made else "unknown", path, anchor, language)
 
 
 def report_url(book: Book, about: str, url: str, claim: str = "") -> str:
@@ -83,3 +86,23 @@ def report_url(book: Book, about: str, url: str, claim: str = "") -> str:
     if claim:
         asked["what"] = f"> {claim}\n\n"
     return f"{book.repo}/issues/new?{urlencode(asked)}"
+
+
+def foreign(line: str, book: Book) -> Iterator[tuple[str, str]]:
+    """What names this book's pages, notebooks or package elsewhere, and what it should begin with."""
+    anywhere, slug = r"https?://[^\s\"'<>()\[\]\\]*?", book.repo.removeprefix("https://github.com/")
+    notebooks = "https://colab.research.google.com/github/{}/blob/{}/notebooks/"
+    begins = {  # what to look for: what it has to begin with
+        rf"{anywhere}/(?:{'|'.join(map(re.escape, book.pages))})\.html": book.site,
+        rf"{anywhere}/_static/colab-badge\.svg": book.site,
+        rf"{anywhere}/{FOLDER}{FILE.pattern}": book.site,
+        r"(?<=\bSITE = \")https?://[^\"]+": book.site,  # in the setup cell
+        r"(?<=\bSITE = \\\")https?://[^\\\"]+": book.site,  # and in a notebook's JSON
+        notebooks.format(r"[\w.-]+/[\w.-]+", r"[\w.-]+"): notebooks.format(slug, book.ref),
+        rf"https://github\.com/[\w.-]+/{re.escape(PurePosixPath(slug).name)}\b": book.repo,
+        r"meshscope @ git\+[^\s\"']+": f"meshscope @ {book.site}{FOLDER}",
+    }
+    for pattern, beginning in begins.items():
+        for found in re.findall(pattern, line):
+            if not found.startswith(beginning):
+                yield found, beginning

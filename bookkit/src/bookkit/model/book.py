@@ -69,7 +69,7 @@ class Book:
 
     @property
     def ref(self) -> str:
-        """The branch or tag that Colab opens and the setup cell installs."""
+        """The branch or tag that Colab opens."""
         return self.sphinx["book_ref"]
 
     @cached_property

@@ -3,11 +3,15 @@
     bookkit publish-as --site https://me.github.io/book/ --repo https://github.com/me/book
     bookkit publish-as --ref v1.0
     bookkit publish-as --check
+    bookkit publish-as --check --from me/book --at https://books.example.org/
 
 Chapters, notebooks and translations name the book's site and repository by full address, because
 they are read on GitHub and in Colab as well. The addresses in _config.yml say what to look for.
 Nothing is written unless the new addresses are sound and all places agree afterwards. For a site on
 GitHub Pages the repository need not be given.
+
+With --from, as the publishing workflow calls it, the addresses must also be those of the repository
+that publishes, and the wheel that of the notebooks that Colab opens: readers install from there.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from bookkit.model.addresses import foreign
 from bookkit.model.book import Book, Problem, find_root
+from bookkit.model.package import SETUP, build_wheel, has_package, unlike_pin
 from bookkit.words import sync
 
 NOT_OURS = {".git", "_build", "node_modules"}
@@ -102,10 +108,9 @@ def readdress(text: str, old: Book, site: str, repo: str) -> str:
 
 
 def places_of_ref(book: Book) -> re.Pattern[str]:
-    """Where a branch or tag stands: Colab's addresses, what the setup cell installs, _config.yml."""
+    """Where a branch or tag stands: Colab's addresses, _config.yml."""
     return re.compile(
-        rf"(?P<before>/github/{re.escape(slug(book.repo))}/blob/|git\+{re.escape(book.repo)}@|"
-        r"^ *book_ref: )(?P<ref>[\w.-]+)",
+        rf"(?P<before>/github/{re.escape(slug(book.repo))}/blob/|^ *book_ref: )(?P<ref>[\w.-]+)",
         re.M,
     )
 
@@ -119,31 +124,64 @@ def with_ref(text: str, book: Book, ref: str) -> str:
 
 def disagreements(texts: dict[Path, str], book: Book) -> Iterator[str]:
     """Places that name this book's notebooks, pages or package under another address."""
-    pages = "|".join(map(re.escape, book.pages))
-    address = r"https?://[^\s\"'<>()\[\]\\]*?"
-    kinds = {
-        # what to look for: what it has to begin with
-        rf"{address}/(?:{pages})\.html": [book.site],
-        rf"{address}/_static/colab-badge\.svg": [book.site],
-        r"https://colab\.research\.google\.com/github/[\w.-]+/[\w.-]+/blob/[\w.-]+/notebooks/": [
-            f"https://colab.research.google.com/github/{slug(book.repo)}/blob/{book.ref}/notebooks/"
-        ],
-        r"meshscope @ git\+[^\s\"']+": [f"meshscope @ git+{book.repo}@{book.ref}"],
-    }
     for path, text in texts.items():
         if path.relative_to(book.root).parts[0] in ("tests", "bookkit"):
             continue  # code that makes addresses, and wrong ones on purpose
         for number, line in enumerate(text.splitlines(), 1):
-            for look_for, begins in kinds.items():
-                for found in re.findall(look_for, line):
-                    if not found.startswith(tuple(begins)):
-                        where = path.relative_to(book.root)
-                        yield f"{where}:{number}: {found} does not begin with {begins[0]}"
+            for found, beginning in foreign(line, book):
+                where = path.relative_to(book.root)
+                yield f"{where}:{number}: {found} does not begin with {beginning}"
 
 
 def refuse_disagreements(texts: dict[Path, str], book: Book) -> None:
     if found := list(disagreements(texts, book)):
         raise Problem("Addresses disagree with _config.yml:\n" + "\n".join(found))
+
+
+# Is it they who publish?
+
+
+def refuse_other_publisher(book: Book, publisher: str, at: str = "") -> None:
+    """Problem unless the book's addresses are those of the repository that publishes it."""
+    repo = sound_repo(f"https://github.com/{publisher}", "")
+    owner, name = (part.lower() for part in publisher.split("/"))
+    own = f"https://{owner}.github.io/"
+    site = (
+        sound_site(at) if at else own if name == own[8:-1] else f"{own}{publisher.split('/')[1]}/"
+    )
+    wrong = [
+        found
+        for found, wanted in ((book.site, site), (book.repo, repo))
+        if found.lower() != wanted.lower()  # as GitHub compares them
+    ]
+    if wrong:
+        raise Problem(
+            f"{publisher} would publish files that name {' and '.join(wrong)}, which may be anyone's, "
+            "and readers' notebooks install from there. Nothing is published. "
+            f"Run `make publish-as URL={site} REPO={repo}`, commit what it changes, and push. "
+            "(For a site on a domain of your own, say its address in the repository's variable SITE.)"
+        )
+
+
+def refuse_other_wheel(book: Book) -> None:
+    """Problem if Colab opens notebooks that ask for another wheel than this site would serve."""
+    if book.ref == book.config["repository"]["branch"] or not has_package(book.root):
+        return
+    for command in (
+        ["fetch", "--quiet", "--depth", "1", "origin", book.ref],
+        ["show", f"FETCH_HEAD:{SETUP}"],
+    ):
+        git = subprocess.run(["git", *command], cwd=book.root, capture_output=True, text=True)
+        if git.returncode:
+            raise Problem(
+                f"Colab opens the notebooks of {book.ref}, which cannot be had: push that tag first, "
+                f"or run `make release-ref REF=…`.\n{git.stderr.strip()}"
+            )
+    if what := unlike_pin(git.stdout, build_wheel(book.root)):
+        raise Problem(
+            f"Colab opens the notebooks of {book.ref}, whose setup cell {what}: pip would refuse it. "
+            "Run `make release-ref REF=…` with a new tag, commit, and push the commit and the tag."
+        )
 
 
 class Changed(Book):
@@ -160,11 +198,16 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     options.add_argument("--repo", help="the repository on GitHub", default="")
     options.add_argument("--ref", help="the branch or tag that Colab opens and installs")
     options.add_argument("--check", action="store_true", help="only see that all places agree")
+    options.add_argument("--from", dest="publisher", help="with --check: who publishes, OWNER/NAME")
+    options.add_argument("--at", default="", help="with --from: where, if not on github.io")
     chosen, root = options.parse_args(arguments), root or find_root()
     book = Book(root)
     old = text_files(root)
     if chosen.check:
         refuse_disagreements(old, book)
+        if chosen.publisher is not None:
+            refuse_other_publisher(book, chosen.publisher, chosen.at)
+            refuse_other_wheel(book)
         return
     if not chosen.site and not chosen.ref:
         raise Problem(

@@ -2,7 +2,8 @@
 
 Each language is built into _build/LANGUAGE/html; the site has the source language at its root and
 the others below (zh-TW/). _build/html is replaced only when everything is complete: no warning, no
-failing cell, no missing page, no address of the book's own that leads nowhere.
+failing cell, no missing page, no address of the book's own that leads nowhere, no notebook that asks
+for another wheel of meshscope than the one that lies in wheels/.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import nbformat
 
 from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, Language, Problem, find_root
+from bookkit.model.package import FOLDER, SETUP, Wheel, build_wheel, has_package, unlike_pin
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
 from bookkit.site.redirects import honour
@@ -82,7 +84,34 @@ def ids_of(page: Path) -> set[str]:
     return set(re.findall(r"\s(?:id|name)=[\"']([^\"']+)", page.read_text("utf-8")))
 
 
-def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
+def wheel_of(book: Book) -> Wheel | None:
+    """The wheel to serve; Problem if the setup cell asks for another, before anything is executed."""
+    if not has_package(book.root):
+        return None  # a made-up book
+    wheel = build_wheel(book.root)
+    if what := unlike_pin((book.root / SETUP).read_text("utf-8"), wheel):
+        raise Problem(f"{SETUP} {what}: run `make sync`, and build again.")
+    return wheel
+
+
+def serve_wheel(book: Book, wheel: Wheel, site: Path) -> None:
+    """Put the wheel into the site; Problem if a notebook there asks for another."""
+    (site / FOLDER).mkdir()
+    (site / wheel.path).write_bytes(wheel.data)
+    served = Wheel(wheel.name, (site / wheel.path).read_bytes())
+    wrong = [
+        f"{path.relative_to(site).as_posix()} {what}"
+        for path in sorted(site.glob("**/notebooks/*.ipynb"))
+        if (what := unlike_pin(path.read_text("utf-8"), served))
+    ]
+    if wrong:
+        raise Problem(
+            "\n".join(wrong)
+            + "\npip would refuse it in Colab: run `make sync`, and build the site again."
+        )
+
+
+def assemble(book: Book, outputs: dict[str, Path], site: Path, wheel: Wheel | None = None) -> None:
     """Copy the outputs (by language) together, check that nothing is missing, then swap folders."""
     new, old = site.with_name(site.name + ".new"), site.with_name(site.name + ".old")
     if old.exists() and not site.exists():  # whoever swapped folders was stopped halfway
@@ -104,6 +133,8 @@ def assemble(book: Book, outputs: dict[str, Path], site: Path) -> None:
             "and each chapter its notebooks (`make sync`)."
         )
     try:
+        if wheel:
+            serve_wheel(book, wheel, new)
         honour(book, new)
         if dead := list(dead_addresses(book, new)):
             raise Problem("\n".join(dead))
@@ -127,12 +158,13 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     absent = [f"{page}.md" for page in book.pages if not book.source(page).exists()]
     if absent:
         raise Problem(f"_toc.yml names {', '.join(absent)}, which do not exist.")
+    wheel = wheel_of(book)
     execute(book)
     build_pages(book)
     outputs = {
         language.code: root / "_build" / language.code / "html" for language in book.languages
     }
-    assemble(book, outputs, site)
+    assemble(book, outputs, site, wheel)
     print(
         f"The site is in {site.relative_to(root)}: {len(book.pages)} pages in "
         f"{len(book.languages)} languages. `make serve` shows it."

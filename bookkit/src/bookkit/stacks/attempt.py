@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 
 from bookkit.model.book import Book, Problem
+from bookkit.model.package import Wheel, build_wheel, has_package
 
-TRIED = ("notebooks", "src", "bookkit", "book/cells", "pyproject.toml", "requirements.txt")
+TRIED = "notebooks src bookkit book/cells pyproject.toml LICENSE requirements.txt".split()
 OF_THE_CALLER = re.compile(  # of the caller's environment: a notebook meets what a reader's would
     r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|BOOK|GIT|JUPYTER|IPYTHON|XDG)_|"
     r"PYTHON|IPYTHONDIR|VIRTUAL_ENV|MAKE|MFLAGS|OLDPWD"
@@ -33,11 +34,21 @@ def git(*command: str | Path, cwd: Path) -> str:
 
 @dataclass(frozen=True)
 class Checkout:
-    """A clone of the commit that is checked out: what runs, and what serves the book's address."""
+    """A clone of the commit that is checked out: what runs, and, beside it, what its site serves."""
 
     path: Path
     commit: str
     modified: list[str]  # files with changes that are not committed, so not tried
+
+    @property
+    def site(self) -> Path:
+        """Stands in for the book's site, with nothing but the wheel of meshscope."""
+        return self.path.with_name("site")
+
+    @property
+    def other_site(self) -> Path:
+        """The same, after somebody changed the wheel."""
+        return self.path.with_name("other-site")
 
     def written(self) -> str:
         """What appeared in the clone, or changed; empty if nothing did."""
@@ -54,24 +65,25 @@ def checkout(book: Book) -> Iterator[Checkout]:
     with tempfile.TemporaryDirectory(prefix="book-clone-") as folder:
         path = Path(folder, "book")
         git("clone", "--quiet", "--no-hardlinks", book.root, path, cwd=book.root)
-        git("checkout", "--quiet", "-B", book.ref, cwd=path)  # what the setup cell asks for
         commit = git("rev-parse", "--short", "HEAD", cwd=path)
-        yield Checkout(path, commit, [line[3:] for line in changed])
+        copy = Checkout(path, commit, [line[3:] for line in changed])
+        if has_package(path):
+            wheel = build_wheel(path)
+            put(wheel, copy.site)
+            put(Wheel(wheel.name, wheel.data + b"\0"), copy.other_site)  # still a sound archive
+        yield copy
+
+
+def put(wheel: Wheel, site: Path) -> None:
+    path = site / wheel.path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(wheel.data)
 
 
 def announce(copy: Checkout) -> None:
     print(f"running commit {copy.commit}", flush=True)
     if copy.modified:
         print(f"not tried, since not committed: {', '.join(copy.modified)}", flush=True)
-
-
-def served(book: Book, address: str) -> dict[str, str]:
-    """Environment variables with which git finds the book's repository at another address."""
-    settings = {f"url.{address}.insteadOf": book.repo, "safe.directory": "*"}
-    found = {"GIT_CONFIG_COUNT": str(len(settings)), "GIT_TERMINAL_PROMPT": "0"}
-    for number, (key, value) in enumerate(settings.items()):
-        found |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return found
 
 
 def clean_environment(home: Path, folder: Path) -> dict[str, str]:

@@ -1,15 +1,19 @@
-"""Run every notebook as Colab would, in both languages, unmodified.
+"""Run every notebook as Colab would, in both languages.
 
     bookkit colab                         all, in the stand-in
     bookkit colab notebooks/01-mesh.ipynb notebooks/zh-TW/01-mesh.ipynb
     bookkit colab --list cpu-2026-09      with another of Colab's package lists
     bookkit colab --image us-docker.pkg.dev/colab-images/public/runtime
 
-The stand-in is a Python 3.13 with the packages of colab_lists/LIST.txt and a `google.colab`. The
-address that the setup cell installs from leads to a clone of the commit that is checked out; nothing
-in a notebook is changed. Each notebook runs alone, in an empty folder, with an empty home and a fresh
-copy of the environment, so the setup cell finds the old JAX each time. With --image, each runs in a
-fresh container of Colab's own runtime instead; the clone is mounted read-only.
+The stand-in is a Python 3.13 with the packages of colab_lists/LIST.txt and a `google.colab`. What
+runs is a clone of the commit that is checked out. One line of a notebook is changed: the address that
+the setup cell installs meshscope from leads to a folder with the wheel of that commit, which has to
+have the hash that the cell names. Each notebook runs alone, in an empty folder, with an empty home
+and a fresh copy of the environment, so the setup cell finds the old JAX each time. With --image, each
+runs in a fresh container of Colab's own runtime instead; the clone is mounted read-only.
+
+Before all others, one notebook meets a wheel that somebody changed: its setup cell has to refuse it
+with a sentence, and to leave everything as it was.
 
 After each: numpy is as it was, JAX is the setup cell's, the CUDA plugin is gone, and nothing was
 written in the clone. The report names the first cell that fails.
@@ -29,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bookkit.model.book import Book, Problem
+from bookkit.model.package import FILE
 from bookkit.stacks.attempt import (
     Checkout,
     Outcome,
@@ -37,7 +42,6 @@ from bookkit.stacks.attempt import (
     clean_environment,
     notebook_command,
     run_notebook,
-    served,
 )
 from bookkit.stacks.environments import find_python, make_environment
 
@@ -120,28 +124,38 @@ def fresh_copy(environment: Path) -> Iterator[Path]:
         yield copy / "bin" / "python"
 
 
-def in_stand_in(book: Book, copy: Checkout, name: str, environment: Path, out: Path) -> Outcome:
+def in_stand_in(
+    book: Book,
+    copy: Checkout,
+    name: str,
+    environment: Path,
+    out: Path,
+    site: Path | None = None,
+) -> Outcome:
     with (
         fresh_copy(environment) as python,
         tempfile.TemporaryDirectory(prefix="book-home-") as home,
     ):
         variables = clean_environment(Path(home), python.parent)
-        variables |= served(book, copy.path.as_uri())
         variables["PIP_CACHE_DIR"] = str(book.root / "_build" / "colab" / "pip-cache")
-        command = [str(python), *notebook_command(book, copy.path / name, out, "--colab")]
+        options = ("--colab", "--site", f"{(site or copy.site).as_uri()}/")
+        command = [str(python), *notebook_command(book, copy.path / name, out, *options)]
         return run_notebook(
             command, name, out / "result.json", variables, copy.path, MINUTES_IN_COLAB * 60
         )
 
 
-def in_container(book: Book, copy: Checkout, name: str, image: str, out: Path) -> Outcome:
+def in_container(
+    book: Book, copy: Checkout, name: str, image: str, out: Path, site: Path | None = None
+) -> Outcome:
     """A container is fresh, and so are its environment and its home; the image's settings stay."""
-    variables = served(book, "file:///book") | {"PYTHONDONTWRITEBYTECODE": "1"}
-    settings = [piece for item in variables.items() for piece in ("--env", "=".join(item))]
-    mounts = ["--volume", f"{copy.path}:/book:ro", "--volume", f"{out}:/out"]
+    folders = {f"{copy.path}": "/book:ro", f"{site or copy.site}": "/site:ro", f"{out}": "/out"}
+    mounts = [piece for item in folders.items() for piece in ("--volume", ":".join(item))]
+    settings = ["--env", "PYTHONDONTWRITEBYTECODE=1"]
     start = ["docker", "run", "--rm", "--workdir", "/book", *mounts, *settings]
     command = [*start, "--entrypoint", "python3", image]
-    command += notebook_command(book, Path("/book", name), Path("/out"), "--colab")
+    options = ("--colab", "--site", "file:///site/")
+    command += notebook_command(book, Path("/book", name), Path("/out"), *options)
     return run_notebook(
         command, name, out / "result.json", os.environ, copy.path, MINUTES_IN_COLAB * 60
     )
@@ -161,20 +175,42 @@ def notebooks_named(book: Book, named: Sequence[str] = ()) -> list[str]:
     return [name for name in known if name in named or not named]
 
 
+def not_refused(outcome: Outcome) -> str:
+    """What is wrong with how a notebook met a changed wheel; empty if it refused it as it should."""
+    if outcome.passed:
+        return "installed a wheel that somebody had changed"
+    if not re.search(rf"AssertionError: .*{FILE.pattern} is not the wheel that", outcome.error):
+        return f"met a changed wheel, and failed without saying so: {outcome.error[:2000]}"
+    if outcome.before != outcome.versions:
+        return (
+            f"refused a changed wheel after installing: {outcome.before}, then {outcome.versions}"
+        )
+    return ""
+
+
 def attempts(
     book: Book, names: Sequence[str], colab_list: str = NEWEST_GPU_LIST, image: str = ""
 ) -> Iterator[tuple[Outcome, Path]]:
     """Each notebook's outcome, with the folder of what it executed until the next is asked for."""
     environment = Path() if image else colab_environment(book, colab_list)
+
+    def attempt(name: str, out: Path, site: Path) -> Outcome:
+        out.chmod(0o777)  # a container may run as somebody else
+        if image:
+            return in_container(book, copy, name, image, out, site)
+        return in_stand_in(book, copy, name, environment, out, site)
+
     with checkout(book) as copy:
         announce(copy)
+        for name in names[:1]:
+            with tempfile.TemporaryDirectory(prefix="book-out-") as out:
+                outcome = attempt(name, Path(out), copy.other_site)
+            if wrong := not_refused(outcome):
+                raise Problem(f"{name} {wrong}")
+            print(f"{name} refused a changed wheel:\n    {outcome.error.strip()}", flush=True)
         for name in names:
             with tempfile.TemporaryDirectory(prefix="book-out-") as out:
-                Path(out).chmod(0o777)  # a container may run as somebody else
-                if image:
-                    outcome = in_container(book, copy, name, image, Path(out))
-                else:
-                    outcome = in_stand_in(book, copy, name, environment, Path(out))
+                outcome = attempt(name, Path(out), copy.site)
                 if outcome.passed and (written := copy.written()):
                     outcome.status = "failed"
                     outcome.error = f"it wrote in the checkout: {written}"

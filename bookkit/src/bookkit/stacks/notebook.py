@@ -1,6 +1,7 @@
 """Run one notebook with this Python, and write down what happened.
 
     bookkit run-notebook notebooks/01-mesh.ipynb --result result.json
+    bookkit run-notebook notebooks/01-mesh.ipynb --result result.json --site file:///tmp/site/
 
 `bookkit matrix` runs this in each stack's environment, `bookkit colab` in Colab's (--colab). It needs
 no more than a kernel, nbclient and PyYAML, which every stack has. The result is written at the start
@@ -24,6 +25,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from bookkit.model.book import Problem
 from bookkit.run.execute import Failure, execute_notebook
 
 PACKAGES = (
@@ -48,6 +50,15 @@ def pins(notebook: NotebookNode) -> dict[str, str]:
     """The releases that a notebook's setup cell installs in Colab."""
     setup = next(cell for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
     return dict(re.findall(r'"([\w-]+)==([\w.]+)"', setup.source))
+
+
+def at_site(notebook: NotebookNode, address: str) -> NotebookNode:
+    """The notebook with a setup cell that takes meshscope's wheel from another address."""
+    setup = next(cell for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
+    setup.source, count = re.subn(r'(?m)^SITE = ".*"$', f'SITE = "{address}"', setup.source)
+    if count != 1:
+        raise Problem('the setup cell has no line SITE = "…", from where it takes meshscope')
+    return notebook
 
 
 def unlike_colab(
@@ -80,10 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--result", type=Path, required=True, help="where to write the JSON")
     options.add_argument("--executed", type=Path, help="where to write the executed notebook")
     options.add_argument("--timeout", type=int, default=300, help="seconds for one cell (300)")
+    options.add_argument("--site", default="", help="where the setup cell finds meshscope's wheel")
     options.add_argument("--colab", action="store_true", help="with Colab's kernel and its checks")
     chosen = options.parse_args(arguments)
 
     notebook = nbformat.read(chosen.notebook, as_version=4)
+    if chosen.site:
+        notebook = at_site(notebook, chosen.site)
     before, started = versions(), time.perf_counter()
     result: dict[str, Any] = {"status": "running", "cell": 0, "versions": before}
 

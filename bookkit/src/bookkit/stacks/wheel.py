@@ -3,9 +3,10 @@
     bookkit wheel            into _build/wheel/dist
 
 Built twice, from copies of what git knows in two folders, with other times, other permissions and
-another umask: the bytes must be the same. The source archive must give the same wheel. What PyPI would
-show and refuse is checked by twine and check-wheel-contents. Then the wheel is installed alone, with
-JAX and nothing else, and the examples of its docstrings run there.
+another umask: the bytes must be the same. The source archive must give the same wheel. Uncompressed,
+it must be the wheel that the site serves and that the setup cell of every notebook names; that one is
+kept. What PyPI would show and refuse is checked by twine and check-wheel-contents. Then the wheel is
+installed alone, with JAX and nothing else, and the examples of its docstrings run there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from email.parser import Parser
 from pathlib import Path
 
 from bookkit.model.book import Problem, find_root
+from bookkit.model.package import SETUP, Wheel, build_wheel, known_files, stored, unlike_pin
 
 TOOLS = ("twine==7.0.0", "check-wheel-contents==0.6.3")
-PARTS = ("src/meshscope", "pyproject.toml", "LICENSE")
 DOCTESTS = Path("tests", "meshscope", "doctests.py")
 
 
@@ -47,13 +48,6 @@ def run(command: Sequence[str | Path], cwd: Path, what: str, umask: int = -1) ->
     return done.stdout
 
 
-def known_files(root: Path) -> list[Path]:
-    """What git knows of the package, so that no stray file gets into it."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *PARTS]
-    listed = run(command, root, "git ls-files").split("\0")
-    return [root / name for name in listed if name and (root / name).is_file()]
-
-
 def copy(root: Path, folder: Path, time: int, mode: int) -> Path:
     """The package's files in another folder, with other times and permissions."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -66,7 +60,7 @@ def copy(root: Path, folder: Path, time: int, mode: int) -> Path:
     return folder
 
 
-def environment(root: Path, name: str, packages: Sequence[str], *more: str | Path) -> Path:
+def environment_with(root: Path, name: str, packages: Sequence[str], *more: str | Path) -> Path:
     """A virtual environment with these packages, made again when they change. Its Python."""
     folder = root / "_build" / "wheel" / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -111,6 +105,16 @@ def check_same(one: Path, other: Path, what: str) -> None:
     raise Problem(f"{what}: {one.name} is not the same twice. Files that differ: {inside}")
 
 
+def check_served(wheel: Path, root: Path) -> None:
+    """Problem unless this is the wheel that the site serves, and that notebooks name."""
+    site = wheel.with_name("site") / wheel.name
+    site.parent.mkdir(exist_ok=True)
+    site.write_bytes(build_wheel(root).data)
+    check_same(wheel, site, "Built for an index and for the site")
+    if what := unlike_pin((root / SETUP).read_text("utf-8"), Wheel(wheel.name, wheel.read_bytes())):
+        raise Problem(f"{SETUP} {what}: run `make sync` and commit")
+
+
 def check_contents(wheel: Path, root: Path) -> None:
     """Problem if a wheel has other files than the package, or lacks what PyPI shows."""
     inside = members(wheel)
@@ -150,7 +154,7 @@ def build(root: Path) -> tuple[Path, Path]:
     """The wheel and the source archive, both checked, in _build/wheel/dist."""
     work = root / "_build" / "wheel"
     settings = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["build-system"]
-    python = environment(root, "tools", [*settings["requires"], *TOOLS])
+    python = environment_with(root, "tools", [*settings["requires"], *TOOLS])
     made = []
     for n, (time, mode, umask) in enumerate([(10**9, 0o644, 0o022), (10**9 + 10**8, 0o600, 0o077)]):
         source = copy(root, work / ("copy", "another-copy")[n], time, mode)
@@ -171,6 +175,8 @@ def build(root: Path) -> tuple[Path, Path]:
         "the build",
     )
     check_same(wheel, source / "out" / wheel.name, "A wheel from the source archive")
+    wheel.write_bytes(stored(wheel.read_bytes()))
+    check_served(wheel, root)
     check_contents(wheel, root)
     run([python, "-m", "twine", "check", "--strict", wheel, archive], root, "twine check")
     run([python, "-m", "check_wheel_contents", wheel], root, "check-wheel-contents")
@@ -185,7 +191,7 @@ def build(root: Path) -> tuple[Path, Path]:
 def try_alone(wheel: Path, root: Path) -> str:
     """Install a wheel with what it needs and nothing else, and run its examples. What they said."""
     constraints = pinned(root, root / "_build" / "wheel" / "constraints.txt")
-    python = environment(
+    python = environment_with(
         root, "alone", [f"{wheel.as_uri()}#sha256={sha256(wheel)}"], "-c", constraints
     )
     away = root / "_build" / "wheel" / "elsewhere"

@@ -3,18 +3,21 @@
     bookkit sync            write what changed
     bookkit sync --check    write nothing; name what is out of date and fail
 
-1. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py.
-2. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
+1. book/cells/setup.py, and any page that says how to install meshscope, get the name and the sha256
+   of the wheel that the source of meshscope gives (built here, in less than a second).
+2. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py.
+3. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
    times play no part, and the same source gives the same bytes.
-3. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
+4. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jupytext
@@ -22,6 +25,7 @@ import nbformat
 import yaml
 
 from bookkit.model.book import Book, Problem, find_root
+from bookkit.model.package import SETUP, build_wheel, with_pin
 from bookkit.words.notebooks import translate_notebook, translation
 
 CODE_CELL = re.compile(
@@ -43,8 +47,8 @@ def shared_name(options: dict[str, object]) -> str | None:
     return None
 
 
-def with_shared_cells(text: str, folder: Path, page: str) -> str:
-    """The page's text, each shared cell holding the bytes of its file in `folder`."""
+def with_shared_cells(text: str, shared: Mapping[str, str], page: str) -> str:
+    """The page's text, each shared cell holding the code of that name."""
 
     def fill(cell: re.Match[str]) -> str:
         head = OPTIONS.match(cell["body"])
@@ -53,12 +57,11 @@ def with_shared_cells(text: str, folder: Path, page: str) -> str:
         name = shared_name(yaml.safe_load(options) or {})
         if name is None:
             return cell[0]
-        path = folder / f"{name}.py"
-        if not path.exists():
+        if name not in shared:
             raise Problem(
                 f"{page}: a cell is tagged for {name}, but there is no book/cells/{name}.py"
             )
-        code = path.read_text("utf-8").strip("\n")
+        code = shared[name].strip("\n")
         start = cell[0][: cell.start("body") - cell.start()]
         return f"{start}{head[0].rstrip(chr(10))}\n\n{code}\n{cell['fence']}"
 
@@ -80,10 +83,20 @@ def as_notebook(text: str) -> nbformat.NotebookNode:
 
 def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
     """Each file that is made, with what it should hold."""
-    folder = book.root / "book" / "cells"
-    for page in book.chapters:
+    wheel = functools.cache(lambda: build_wheel(book.root))
+    shared = {}
+    for path in sorted((book.root / "book" / "cells").glob("*.py")):
+        shared[path.stem] = with_pin(path.read_text("utf-8"), wheel)
+        yield path, shared[path.stem]
+    for page in book.pages:
         source = book.source(page)
-        text = with_shared_cells(source.read_text("utf-8"), folder, f"{page}.md")
+        if not source.exists():
+            continue  # another check says so
+        text = with_pin(source.read_text("utf-8"), wheel)
+        if page not in book.chapters:
+            yield source, text
+            continue
+        text = with_shared_cells(text, shared, f"{page}.md")
         yield source, text
         notebook = as_notebook(text)
         yield book.notebook(page), nbformat.writes(notebook) + "\n"
@@ -112,8 +125,12 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     gone = [path for path in leftovers(book) if ".ipynb_checkpoints" not in path.parts]
     names = [str(path.relative_to(root)) for path in [path for path, _ in stale] + gone]
     if check:
+        why = "The setup cell pins another wheel than the source of meshscope gives. "
         if names:
-            raise Problem("Out of date: " + ", ".join(names) + ". Run `make sync` and commit.")
+            raise Problem(
+                f"Out of date: {', '.join(names)}. {why if SETUP in names else ''}"
+                "Run `make sync` and commit."
+            )
         return
     for path, text in stale:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,132 @@
+"""meshscope as notebooks install it: one wheel, the same bytes wherever it is built.
+
+The site serves the wheel. The setup cell of every notebook names it with its sha256, so that pip
+takes no other, whoever owns the address. No wheel is committed: it follows from the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import re
+import subprocess
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from bookkit.model.book import Problem
+
+SOURCES = ("src/meshscope", "pyproject.toml", "LICENSE")
+FOLDER = "wheels/"  # below the site's address
+DATE = (2020, 2, 2, 0, 0, 0)  # of every file in the wheel
+FILE = re.compile(r"meshscope-[\w.+]+-py3-none-any\.whl")
+HASH = re.compile(r'(?<=SHA256 = ")[0-9a-f]{64}(?=")|(?<=\.whl#sha256=)[0-9a-f]{64}\b')
+SETUP = "book/cells/setup.py"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    name: str  # meshscope-0.1.0-py3-none-any.whl
+    data: bytes
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def path(self) -> str:
+        """Below the site's address."""
+        return FOLDER + self.name
+
+
+def has_package(root: Path) -> bool:
+    """Made-up books have no meshscope of their own."""
+    return (root / "src" / "meshscope").is_dir()
+
+
+def known_files(root: Path) -> list[Path]:
+    """What git knows of the package, so that no stray file gets into it; all, if this is no clone."""
+    command = [
+        "git",
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *SOURCES,
+    ]
+    git = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if git.returncode == 0 and git.stdout:
+        paths = [root / name for name in git.stdout.split("\0") if name]
+    else:
+        paths = [path for part in SOURCES for path in [root / part, *(root / part).rglob("*")]]
+    return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
+
+
+def stored(wheel: bytes) -> bytes:
+    """The same wheel, uncompressed: what zlib makes of a file depends on its build and release."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(wheel)) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            entry = zipfile.ZipInfo(name, DATE)
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # as if on Unix
+            new.writestr(entry, old.read(name))
+    return out.getvalue()
+
+
+def build_wheel(root: Path) -> Wheel:
+    """The wheel of this source, in less than a second and without network."""
+    requires = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["build-system"]
+    (wanted,) = requires["requires"]  # hatchling==1.33.0
+    try:
+        found = f"hatchling=={importlib.metadata.version('hatchling')}"
+    except importlib.metadata.PackageNotFoundError:
+        found = "no hatchling"
+    if found != wanted:
+        raise Problem(
+            f"The wheel of meshscope is built with {wanted} (pyproject.toml), and there is {found}: "
+            "run `make venv`, or install requirements.txt"
+        )
+    from hatchling.builders.wheel import WheelBuilder
+
+    with tempfile.TemporaryDirectory(prefix="book-wheel-") as folder:
+        for path in known_files(root):
+            target = Path(folder, "source", path.relative_to(root))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+        builder = WheelBuilder(str(Path(folder, "source")))
+        try:
+            (made,) = builder.build(directory=str(Path(folder, "out")), versions=["standard"])
+        except (OSError, ValueError, TypeError) as error:  # what hatchling says of pyproject.toml
+            raise Problem(f"The wheel of meshscope cannot be built: {error}") from None
+        return Wheel(Path(made).name, stored(Path(made).read_bytes()))
+
+
+# Where the wheel is named.
+
+
+def with_pin(text: str, wheel: Callable[[], Wheel]) -> str:
+    """A text that names this wheel and its hash wherever it named one of meshscope's."""
+    if not HASH.search(text):
+        return text
+    made = wheel()
+    return HASH.sub(made.sha256, FILE.sub(made.name, text))
+
+
+def unlike_pin(text: str, wheel: Wheel) -> str:
+    """What a text with a setup cell asks for, if that is not this wheel; empty if it is."""
+    names, hashes = set(FILE.findall(text)), set(HASH.findall(text.replace('\\"', '"')))
+    if names == {wheel.name} and hashes == {wheel.sha256}:
+        return ""
+    asked = " and ".join(sorted(names)) or "no wheel of meshscope"
+    with_hash = ", ".join(f"{one[:12]}…" for one in sorted(hashes)) or "none"
+    return (
+        f"asks for {asked} with sha256 {with_hash}, and the source of meshscope gives "
+        f"{wheel.name} with sha256 {wheel.sha256[:12]}…"
+    )
