@@ -104,7 +104,7 @@ PAGES = [
     ("short-show-cells", [code(lines(20, "def f():")), *[code("x")] * 2], code(lines(21, "def f():")), "20 are the limit"),
     ("short-show-cells", [code(lines(12)), code("x")], [code(lines(13)), code("x")], "12 are the limit"),
     ("short-show-cells", [code(lines(12)), code("x"), folded(lines(30)), proof(lines(30)), code(lines(30), "shared-a")],
-     [code(lines(9)), code(lines(9)), code("x")], "the median show cell has 9 lines"),
+     [code(lines(11))] * 6 + [code("x")] * 4, "the median show cell has 11 lines"),
     ("visible-lines", [code(lines(10))] * 25 + [folded(lines(50))], [code(lines(10))] * 26, "260 lines of code"),
     ("read-once", "# A", code("def f(x): return x"), "a function on one line"),
     ("read-once", code("sorted(x, key=lambda one: one.name)"), code("f = lambda x: x"), "a lambda with a name"),
