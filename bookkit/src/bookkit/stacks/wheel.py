@@ -66,7 +66,7 @@ def copy(root: Path, folder: Path, time: int, mode: int) -> Path:
     return folder
 
 
-def environment(root: Path, name: str, packages: Sequence[str], *more: str | Path) -> Path:
+def kept_environment(root: Path, name: str, packages: Sequence[str], *more: str | Path) -> Path:
     """A virtual environment with these packages, made again when they change. Its Python."""
     folder = root / "_build" / "wheel" / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -150,7 +150,7 @@ def build(root: Path) -> tuple[Path, Path]:
     """The wheel and the source archive, both checked, in _build/wheel/dist."""
     work = root / "_build" / "wheel"
     settings = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["build-system"]
-    python = environment(root, "tools", [*settings["requires"], *TOOLS])
+    python = kept_environment(root, "tools", [*settings["requires"], *TOOLS])
     made = []
     for n, (time, mode, umask) in enumerate([(10**9, 0o644, 0o022), (10**9 + 10**8, 0o600, 0o077)]):
         source = copy(root, work / ("copy", "another-copy")[n], time, mode)
@@ -185,7 +185,7 @@ def build(root: Path) -> tuple[Path, Path]:
 def try_alone(wheel: Path, root: Path) -> str:
     """Install a wheel with what it needs and nothing else, and run its examples. What they said."""
     constraints = pinned(root, root / "_build" / "wheel" / "constraints.txt")
-    python = environment(
+    python = kept_environment(
         root, "alone", [f"{wheel.as_uri()}#sha256={sha256(wheel)}"], "-c", constraints
     )
     away = root / "_build" / "wheel" / "elsewhere"
