@@ -131,7 +131,7 @@ class Trial:
     """Which tests run what, and the worker that tries faults on them."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.known = root, Counter[tuple[str, str]]()
         self.begin()
         self.tests = self.ask("measure")
         if bad := [name for name, (_, lines) in self.tests.items() if lines is None]:
@@ -166,19 +166,20 @@ class Trial:
         self.process.join()
 
     def noticed(self, mutant: Mutant) -> str | None:
-        """By which test a fault is noticed, of those that run its statement, short ones first."""
+        """By which test a fault is noticed: of those that run its statement the short ones first,
+        and those that noticed others in the module."""
         lines = {(mutant.module.name, line) for line in mutant.module.statement(mutant.line)}
         tests = [(name, seconds) for name, (seconds, run) in self.tests.items() if lines & set(run)]
-        tests.sort(key=lambda test: test[1])
+        name = mutant.module.name
+        tests.sort(key=lambda test: (test[1] + 0.05) / (1 + self.known[name, test[0]]))
         try:
-            failed, still = self.ask(
-                "exchange", mutant.module.name, mutant.function, mutant.source, tests
-            )
+            failed, still = self.ask("exchange", name, mutant.function, mutant.source, tests)
         except Problem as lost:
             failed, still = str(lost), True
         if still:  # the fault left something behind
             self.end()
             self.begin()
+        self.known[name, failed or ""] += 1
         return failed
 
 
