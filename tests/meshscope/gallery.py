@@ -69,6 +69,8 @@ def drawings():
         across = NamedSharding(abstract(n, 1), P(None, "data"))
         yield f"across-{n}", ms.show(((4, 2 * n), across))
     yield "wide-words", ms.show(((64, 4096), NamedSharding(abstract(16, 64), P(None, "data"))))
+    cut = NamedSharding(abstract(8, 2, 2), P(None, "data"))
+    yield "eight-long-words", ms.show(((4, 16), cut))
     yield "narrow", ms.show(((16, 64), NamedSharding(abstract(2, 8), P("data", "model"))))
     yield "numbers-thinned", ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model"))))
     yield "nothing", ms.show(shape(P("data"), 0, 16))

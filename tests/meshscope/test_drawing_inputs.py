@@ -213,6 +213,15 @@ def test_a_tree_is_drawn_leaf_by_leaf():
     assert "\nkernel\n" in "\n" + ms.show(nnx.state(layer)).text
 
 
+def test_a_pair_of_trees_is_no_shape_with_a_sharding():
+    pair = ({"w": array((8, 16), P("data"))}, {"b": array((16,), P())})
+    drawing = ms.show(pair)
+    assert [line for line in drawing.text.split("\n") if line in ("0.w", "1.b")] == ["0.w", "1.b"]
+    assert drawing._repr_html_().count("<svg") == 2
+    between = re.sub(r"<svg.*?</svg>|</?div[^>]*>", "", drawing._repr_html_(), flags=re.S)
+    assert between == "", "and nothing stands between two pictures"
+
+
 def test_many_leaves_make_a_table():
     tree = {f"layer{i:02}": array((8, 16), P(None, "model")) for i in range(13)}
     drawing = ms.show(tree, title="params")
