@@ -71,6 +71,8 @@ def drawings():
     yield "wide-words", ms.show(((64, 4096), NamedSharding(abstract(16, 64), P(None, "data"))))
     cut = NamedSharding(abstract(8, 2, 2), P(None, "data"))
     yield "eight-long-words", ms.show(((4, 16), cut))
+    cut = NamedSharding(abstract(16, 2, 2), P(None, "data"))
+    yield "turned-words", ms.show(((4, 32), cut))
     yield "narrow", ms.show(((16, 64), NamedSharding(abstract(2, 8), P("data", "model"))))
     yield "numbers-thinned", ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model"))))
     yield "nothing", ms.show(shape(P("data"), 0, 16))

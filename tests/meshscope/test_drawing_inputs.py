@@ -1,6 +1,7 @@
 """What show accepts and refuses, and what every drawing promises: size, contrast,
 determinism, a label for those who cannot see it, plain text without control codes."""
 
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 import xml.etree.ElementTree as ET
 
 import jax
@@ -21,6 +23,8 @@ from test_drawing import Picture, check, read_svg, read_text, words
 
 import meshscope as ms
 from meshscope import PALETTE as COLOURS
+from meshscope import _compat, _show
+from meshscope._placement import place
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
@@ -145,6 +149,12 @@ def test_partial_sums_and_varying_values_are_not_called_copies():
     assert "copied over model(4)" in drawn[1]
 
 
+def test_older_releases_name_varying_axes_elsewhere():
+    """Before `manual_axis_type`, a type had `vma`."""
+    found = _compat.manual_axes(types.SimpleNamespace(vma=frozenset({"data"})))
+    assert found == {"varying": {"data"}, "unreduced": frozenset(), "reduced": frozenset()}
+
+
 def test_states_of_sums_are_drawn():
     """As jax.typeof prints them: {U:model} is still to be summed, {R:data} is summed."""
     mesh = mesh_of(kind=EXPLICIT)
@@ -237,6 +247,21 @@ def test_many_leaves_make_a_table():
 
 
 # 256 devices.
+
+
+def test_many_devices_in_one_block_stand_in_rows():
+    """Sixteen do not fit side by side; what is drawn on more devices than these must be made up."""
+    here = place(shape_of((8, 16), P(), AbstractMesh((16,), ("data",), axis_types=(AUTO,))))
+    ids = tuple(map(str, range(16)))
+    here = dataclasses.replace(here, blocks={block: ids for block in here.blocks})
+    svg = _show._svg([_show._picture(_show._Scene(here, []), {})])
+    group = re.search(r'<g class="ms-ids"[^>]*>(.*?)</g>', svg)[1]
+    spots = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>(\d+)</text>', group)
+    rows = [[(x, n) for x, at, n in spots if at == y] for y in dict.fromkeys(y for _, y, _ in spots)]
+    assert [n for row in rows for _, n in row] == list(ids), "read line by line"
+    first, *others, last = rows
+    assert len(first) > 1 and len(last) <= len(first)
+    assert all([x for x, _ in row] == [x for x, _ in first] for row in others)
 
 
 def test_256_mesh_coordinates_fit_a_column():
