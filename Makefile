@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 	po translations new-language anchors linkcheck colab matrix canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The environment is rebuilt from nothing when requirements.txt differs from the one it was built
 # from, which is noted last: an interrupted installation is never taken for a complete one. The two
@@ -84,6 +84,9 @@ wheel: venv ## build meshscope twice, compare, check, install it alone and run i
 
 mutants: venv ## apply every planted fault and see that its cell fails
 	@$(RUN) bookkit mutants
+
+mutants-meshscope: venv ## plant faults in meshscope and see that its tests notice (NUMBER=…: so many)
+	@$(RUN) bookkit mutants-meshscope $(if $(NUMBER),--number $(NUMBER))
 
 kills: venv ## kill the training program of examples/ twenty times, and see that nothing is lost
 	@TRAIN_KILLS=20 $(RUN) pytest -s tests/examples/test_train_kills.py

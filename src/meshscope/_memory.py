@@ -326,8 +326,6 @@ def _bytes(elements: int, bits: int) -> int:
 
 def _is_program(x: Any) -> bool:
     """Something to compile or compiled: what is no tree of arrays and can be called."""
-    if hasattr(x, "memory_analysis"):
-        return True
     leaves = jax.tree.leaves(x)
     alone = len(leaves) == 1 and leaves[0] is x and not isinstance(x, Mesh)
     return alone and (callable(x) or hasattr(x, "as_text"))

@@ -28,7 +28,8 @@ def examples():
 
 def run(test):
     """How many examples of a docstring failed; what was expected and seen is printed."""
-    return doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    return runner.run(test, clear_globs=False).failed  # so that it can be run again
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import os
 
-# The search for planted faults (tools/meshscope_mutants.py) runs every test hundreds of times.
+# `make mutants-meshscope` runs every test for hundreds of planted faults.
 FEWER = int(os.environ.get("MESHSCOPE_FEWER_EXAMPLES", "1"))
 
 

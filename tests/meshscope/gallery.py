@@ -62,6 +62,17 @@ def drawings():
     yield "left-out-columns", ms.show(((512, 512), NamedSharding(abstract(4, 64), P(None, ("model", "data")))))
     yield "left-out-panels", ms.show(
         ((64, 8, 8), NamedSharding(abstract(64, 2, 2), P("data", "model", "stage"))))
+    # Eight parts are drawn wide, nine narrow; sixteen all, of seventeen the middle is left out.
+    for n in (8, 9, 16, 17):
+        names = NamedSharding(abstract(n, names=("model",)), P("model"))
+        yield f"parts-{n}", ms.show(((2 * n,), names))
+        across = NamedSharding(abstract(n, 1), P(None, "data"))
+        yield f"across-{n}", ms.show(((4, 2 * n), across))
+    yield "wide-words", ms.show(((64, 4096), NamedSharding(abstract(16, 64), P(None, "data"))))
+    cut = NamedSharding(abstract(8, 2, 2), P(None, "data"))
+    yield "eight-long-words", ms.show(((4, 16), cut))
+    cut = NamedSharding(abstract(16, 2, 2), P(None, "data"))
+    yield "turned-words", ms.show(((4, 32), cut))
     yield "narrow", ms.show(((16, 64), NamedSharding(abstract(2, 8), P("data", "model"))))
     yield "numbers-thinned", ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model"))))
     yield "nothing", ms.show(shape(P("data"), 0, 16))
@@ -161,12 +172,12 @@ def tables():
     yield "whole-one", ms.FullCopies(copies[:1])
 
 
-def files():
-    """What each file of the gallery holds."""
-    for name, drawing in drawings():
+def files(kind=""):
+    """What each file of the gallery holds, or those of drawings, or of tables."""
+    for name, drawing in drawings() if kind != "tables" else ():
         yield f"{name}.svg", drawing.svg + "\n"
         yield f"{name}.txt", drawing.text + "\n"
-    for name, result in tables():
+    for name, result in tables() if kind != "drawings" else ():
         for ending, text in ((".table.html", result._repr_html_()), (".table.txt", repr(result))):
             text = re.sub(r"\(jax [\d.]+\)", "(jax 0.0)", text)
             text = re.sub(r'"version":"jax [\d.]+"', '"version":"jax 0.0"', text)

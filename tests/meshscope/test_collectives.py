@@ -258,6 +258,25 @@ def test_values_that_travel_together_are_one_row_each():
     assert rows.by("kind", "axes") == {("all-reduce", ("b",)): (2, 2 * PIECE, 3 * PIECE)}
 
 
+@pytest.mark.parametrize(
+    "kind, sent",
+    [
+        ("all-gather", 10 / 3),
+        ("reduce-scatter", 10 / 3),
+        ("all-to-all", 10 / 3),
+        ("all-reduce", 20 / 3),
+        ("collective-permute", 5),
+        ("collective-broadcast", 5),
+        ("send", 5),
+        ("recv", 0),
+        ("ragged-all-to-all", None),
+    ],
+)
+def test_wire_bytes_of_what_does_not_divide(kind, sent):
+    row = ms.Collective(kind, ("x",), "int8", (5,), 5, 1, False, "", None, ("x",), ((0, 1, 2),))
+    assert row.group_size == 3 and row.wire_bytes == sent
+
+
 def test_by_takes_any_fields():
     mesh = grid(2, 4)
     compiled = program(looped(lambda x: jax.lax.psum(jnp.tanh(x), "b"), [3]), mesh)

@@ -631,11 +631,17 @@ def test_a_count_that_is_not_printed_is_worked_out_or_unknown():
     [
         (("constant(5)", "constant(5)"), 5),
         (("constant(5)", "constant(9)"), 9),
+        (("sunk = s32[]{:T(128)} constant(1)", "sunk = s32[]{:T(128)} constant(2)"), 3),
+        (("sunk = s32[]{:T(128)} constant(1)", "sunk = s32[]{:T(128)} constant(0)"), None),
+        (("constant(0)", "constant(2)"), 3),
+        (("constant(0)", "constant(7)"), 0),
         (("direction=LT", "direction=GT"), None),
         (("direction=LT", "direction=NE"), None),
     ],
 )
 def test_a_tpu_loop_is_counted_by_its_counter(change, executions):
-    text = fixture("kinds").replace(*change)
+    text = fixture("kinds")
+    assert change[0] in text
+    text = text.replace(*change)
     loops = {row.executions for row in ms.collectives(text, GRID) if row.inside_loop}
     assert loops == {executions}

@@ -1,6 +1,7 @@
 """What show accepts and refuses, and what every drawing promises: size, contrast,
 determinism, a label for those who cannot see it, plain text without control codes."""
 
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 import xml.etree.ElementTree as ET
 
 import jax
@@ -21,6 +23,8 @@ from test_drawing import Picture, check, read_svg, read_text, words
 
 import meshscope as ms
 from meshscope import PALETTE as COLOURS
+from meshscope import _compat, _show
+from meshscope._placement import place
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
@@ -145,6 +149,12 @@ def test_partial_sums_and_varying_values_are_not_called_copies():
     assert "copied over model(4)" in drawn[1]
 
 
+def test_older_releases_name_varying_axes_elsewhere():
+    """Before `manual_axis_type`, a type had `vma`."""
+    found = _compat.manual_axes(types.SimpleNamespace(vma=frozenset({"data"})))
+    assert found == {"varying": {"data"}, "unreduced": frozenset(), "reduced": frozenset()}
+
+
 def test_states_of_sums_are_drawn():
     """As jax.typeof prints them: {U:model} is still to be summed, {R:data} is summed."""
     mesh = mesh_of(kind=EXPLICIT)
@@ -213,6 +223,15 @@ def test_a_tree_is_drawn_leaf_by_leaf():
     assert "\nkernel\n" in "\n" + ms.show(nnx.state(layer)).text
 
 
+def test_a_pair_of_trees_is_no_shape_with_a_sharding():
+    pair = ({"w": array((8, 16), P("data"))}, {"b": array((16,), P())})
+    drawing = ms.show(pair)
+    assert [line for line in drawing.text.split("\n") if line in ("0.w", "1.b")] == ["0.w", "1.b"]
+    assert drawing._repr_html_().count("<svg") == 2
+    between = re.sub(r"<svg.*?</svg>|</?div[^>]*>", "", drawing._repr_html_(), flags=re.S)
+    assert between == "", "and nothing stands between two pictures"
+
+
 def test_many_leaves_make_a_table():
     tree = {f"layer{i:02}": array((8, 16), P(None, "model")) for i in range(13)}
     drawing = ms.show(tree, title="params")
@@ -228,6 +247,20 @@ def test_many_leaves_make_a_table():
 
 
 # 256 devices.
+
+
+def test_many_devices_in_one_block_stand_in_rows():
+    """Sixteen do not fit side by side; what is drawn on more devices than these must be made up."""
+    here = place(shape_of((8, 16), P(), AbstractMesh((16,), ("data",), axis_types=(AUTO,))))
+    ids = tuple(map(str, range(16)))
+    here = dataclasses.replace(here, blocks={block: ids for block in here.blocks})
+    svg = _show._svg([_show._picture(_show._Scene(here, []), {})])
+    group = re.search(r'<g class="ms-ids"[^>]*>(.*?)</g>', svg)[1]
+    spots = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>(\d+)</text>', group)
+    rows = [[(x, n) for x, at, n in spots if at == y] for y in dict.fromkeys(y for _, y, _ in spots)]
+    assert [n for row in rows for _, n in row] == list(ids), "read line by line"
+    assert [len(row) for row in rows] == [7, 7, 2], "as many as have room, in whole columns"
+    assert [x for x, _ in rows[0]] == [x for x, _ in rows[1]]
 
 
 def test_256_mesh_coordinates_fit_a_column():

@@ -186,6 +186,14 @@ def test_a_first_dimension_that_is_split_makes_no_stack():
     ms.assert_no_full_copy(born(jax.nn.initializers.normal(), w), w)
 
 
+def test_a_matrix_is_no_stack_of_vectors():
+    """A bias as long as a weight's rows is no copy of the weight."""
+    w, b = leaf((4, 96), P(None, "model")), leaf((96,), P())
+    compiled = jax.jit(lambda b: jnp.sin(b) + 1, out_shardings=b.sharding).lower(b).compile()
+    assert not ms.full_copies(compiled, w)
+    assert ms.full_copies(compiled, leaf((4, 24, 4), P(None, "model")))[0].layer, "but of a stack"
+
+
 def step_with_activations():
     """A matmul whose output has as many elements, (64, 60), as the weight (48, 80)."""
     mesh = mesh_of(2, 4)

@@ -23,6 +23,10 @@ VERBS = {  # in the order of a day's work
     "matrix-page": ("stacks.record", "write the page of the matrix from what was recorded"),
     "run-notebook": ("stacks.notebook", "run one notebook, and write down what happened"),
     "wheel": ("stacks.wheel", "build meshscope twice, check it, and try it alone"),
+    "mutants-meshscope": (
+        "stacks.meshscope_mutants",
+        "plant faults in meshscope and see that its tests fail",
+    ),
     "canary": ("site.canary", "build with the newest Sphinx, myst-parser and theme"),
     "bench": ("stacks.bench", "seconds, memory and bytes of chapters and pages"),
 }
