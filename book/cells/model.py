@@ -25,6 +25,6 @@ def loss_of(model, batch):
     logits_BV = model(x_BI).astype("float32")
     class_V = jnp.arange(logits_BV.shape[-1])
     log_p_BV = jax.nn.log_softmax(jnp.where(class_V < 10, logits_BV, -jnp.inf))
-    is_label_BV = labels_B[:, None] == class_V  # indexing would gather sharded logits
+    is_label_BV = labels_B[:, None] == class_V  # each device asks its own classes
     correct_B = jnp.where(is_label_BV, log_p_BV, 0).sum(-1)
     return -(correct_B * weights_B).sum() / weights_B.sum()

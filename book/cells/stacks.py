@@ -19,12 +19,11 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
                 'stroke-width=".5" stroke-opacity=".5"/>')
     drawn, x, y = [], 0, 4
     for part in parts:  # the key, in as many lines as it takes
-        length = 30 + 6.6 * len(part)
+        length = 32 + 7.2 * len(part)
         x, y = (0, y + 20) if x + length > 360 else (x, y)
         drawn += [box(x, y, 16, part), text(x + 21, y + 12, part)]
         x += length
     y += 34
-    begin = y
     for name, row in rows.items():
         total = sum(row.values()) / scale
         drawn.append(text(0, y + 10, name, 'font-weight="600"'))
@@ -35,11 +34,12 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
             width = value / scale / most * 359
             drawn.append(box(x, y, width, part))
             x += width
+        for limit in limits:
+            drawn.append(f'<path d="M{limit / most * 359:.1f} {y - 3}v21" '
+                         'stroke="currentColor" stroke-width="1.5"/>')
         y += 27
     for limit in limits:
         x = limit / most * 359
-        drawn.append(f'<path d="M{x:.1f} {begin - 4}V{y}" stroke="currentColor" '
-                     'stroke-dasharray="3 3" opacity=".8"/>')
         words, middle = f"{limit} {unit}", 'text-anchor="middle"'
         drawn.append(text(min(x, 330), y + 14, words, middle))
     return HTML(f'<svg role="img" aria-label="{escape(says)}" width="480" '

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from bookkit.lint.anatomy import EXERCISE_PARTS, WRITTEN_MESH
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rows import asserts
-from bookkit.lint.rules import CHAPTER, PAGE, WHOLE, Page, Said, SaidOfBook, rule
+from bookkit.lint.rules import CHAPTER, PAGE, RULES, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.model.book import Book
 from bookkit.model.chapter import CHECKED, Cell, by_name, page_files
 

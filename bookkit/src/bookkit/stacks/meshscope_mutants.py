@@ -30,7 +30,7 @@ from typing import Any
 
 from bookkit.model.book import Problem, find_root
 from bookkit.stacks.mutant_worker import function_code, serve_tests
-from bookkit.stacks.wheel import kept_environment
+from bookkit.stacks.wheel import environment_with
 
 MUTMUT = "mutmut==3.8.1"  # thinks of the faults; planting and testing are done here
 LEAST_NOTICED = 0.9
@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     modules = [Module(path) for path in sorted((root / "src" / "meshscope").glob("*.py"))]
     listed = survivors(root, modules)
     library = (
-        kept_environment(root, "mutmut", [MUTMUT]).parents[1].glob("lib/python*/site-packages")
+        environment_with(root, "mutmut", [MUTMUT]).parents[1].glob("lib/python*/site-packages")
     )
     sys.path += map(str, library)  # behind what is installed here
     mutants = [mutant for module in modules for mutant in mutants_of(module, chosen.seed)
