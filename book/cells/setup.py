@@ -3,7 +3,7 @@ import importlib, importlib.metadata as metadata, os, re, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
 WHEEL = SITE + "wheels/meshscope-0.1.0-py3-none-any.whl"
-SHA256 = "fc70bca0b13cdb607e70d418dd21857159dc5b0223df56393d02928526dd9605"
+SHA256 = "73b90820379cca95039ba592b230844c31049e4b5e60d567a95993cc812f2b88"
 COLAB = ["jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12",  # keep its numpy
          f"meshscope @ {WHEEL}#sha256={SHA256}"]  # and no other
 OLDEST = {"jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8",

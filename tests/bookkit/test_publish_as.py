@@ -14,14 +14,20 @@ BOOK = Book()
 SITE, REPO = "https://someone.github.io/their-book/", "https://github.com/someone/their-book"
 
 
-@pytest.fixture
-def copy(tmp_path):
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("original")
     for path in address.text_files(ROOT):
-        target = tmp_path / path.relative_to(ROOT)
+        target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    address.sync.main([], tmp_path)  # that notebooks are up to date is another test
-    return tmp_path
+    address.sync.main([], folder)  # that notebooks are up to date is another test
+    return folder
+
+
+@pytest.fixture
+def copy(original, tmp_path):
+    return shutil.copytree(original, tmp_path, dirs_exist_ok=True)
 
 
 def contents(root):

@@ -6,6 +6,7 @@ on GitHub too.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,29 +81,40 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
     return Target("file" if wheel or path in made else "unknown", path, anchor, language)
 
 
+<<<<<<< HEAD
 def report_url(book: Book, about: str, url: str, claim: str = "") -> str:
     """Where a mistake is reported: a new issue that says where, and what is claimed there."""
     asked = {"template": "1-wrong.yml", "title": f"{about}: ", "where": url}
     if claim:
         asked["what"] = f"> {claim}\n\n"
     return f"{book.repo}/issues/new?{urlencode(asked)}"
+=======
+@functools.lru_cache
+def beginnings(
+    site: str, repo: str, ref: str, pages: tuple[str, ...]
+) -> list[tuple[re.Pattern[str], str]]:
+    """What to look for, and what it has to begin with."""
+    anywhere, slug = r"https?://[^\s\"'<>()\[\]\\]*?", repo.removeprefix("https://github.com/")
+    notebooks = "https://colab.research.google.com/github/{}/blob/{}/notebooks/"
+    begins = {
+        rf"{anywhere}/(?:{'|'.join(map(re.escape, pages))})\.html": site,
+        rf"{anywhere}/_static/colab-badge\.svg": site,
+        rf"{anywhere}/{FOLDER}{FILE.pattern}": site,
+        r"(?<=\bSITE = \")https?://[^\"]+": site,  # in the setup cell
+        r"(?<=\bSITE = \\\")https?://[^\\\"]+": site,  # and in a notebook's JSON
+        notebooks.format(r"[\w.-]+/[\w.-]+", r"[\w.-]+"): notebooks.format(slug, ref),
+        rf"https://github\.com/[\w.-]+/{re.escape(PurePosixPath(slug).name)}\b": repo,
+        r"meshscope @ git\+[^\s\"']+": f"meshscope @ {site}{FOLDER}",
+    }
+    return [(re.compile(pattern), beginning) for pattern, beginning in begins.items()]
+>>>>>>> wt/addr
 
 
 def foreign(line: str, book: Book) -> Iterator[tuple[str, str]]:
     """What names this book's pages, notebooks or package elsewhere, and what it should begin with."""
-    anywhere, slug = r"https?://[^\s\"'<>()\[\]\\]*?", book.repo.removeprefix("https://github.com/")
-    notebooks = "https://colab.research.google.com/github/{}/blob/{}/notebooks/"
-    begins = {  # what to look for: what it has to begin with
-        rf"{anywhere}/(?:{'|'.join(map(re.escape, book.pages))})\.html": book.site,
-        rf"{anywhere}/_static/colab-badge\.svg": book.site,
-        rf"{anywhere}/{FOLDER}{FILE.pattern}": book.site,
-        r"(?<=\bSITE = \")https?://[^\"]+": book.site,  # in the setup cell
-        r"(?<=\bSITE = \\\")https?://[^\\\"]+": book.site,  # and in a notebook's JSON
-        notebooks.format(r"[\w.-]+/[\w.-]+", r"[\w.-]+"): notebooks.format(slug, book.ref),
-        rf"https://github\.com/[\w.-]+/{re.escape(PurePosixPath(slug).name)}\b": book.repo,
-        r"meshscope @ git\+[^\s\"']+": f"meshscope @ {book.site}{FOLDER}",
-    }
-    for pattern, beginning in begins.items():
-        for found in re.findall(pattern, line):
+    if "http" not in line:
+        return
+    for pattern, beginning in beginnings(book.site, book.repo, book.ref, tuple(book.pages)):
+        for found in pattern.findall(line):
             if not found.startswith(beginning):
                 yield found, beginning
