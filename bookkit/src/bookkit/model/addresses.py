@@ -81,14 +81,14 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
     return Target("file" if wheel or path in made else "unknown", path, anchor, language)
 
 
-<<<<<<< HEAD
 def report_url(book: Book, about: str, url: str, claim: str = "") -> str:
     """Where a mistake is reported: a new issue that says where, and what is claimed there."""
     asked = {"template": "1-wrong.yml", "title": f"{about}: ", "where": url}
     if claim:
         asked["what"] = f"> {claim}\n\n"
     return f"{book.repo}/issues/new?{urlencode(asked)}"
-=======
+
+
 @functools.lru_cache
 def beginnings(
     site: str, repo: str, ref: str, pages: tuple[str, ...]
@@ -107,7 +107,6 @@ def beginnings(
         r"meshscope @ git\+[^\s\"']+": f"meshscope @ {site}{FOLDER}",
     }
     return [(re.compile(pattern), beginning) for pattern, beginning in begins.items()]
->>>>>>> wt/addr
 
 
 def foreign(line: str, book: Book) -> Iterator[tuple[str, str]]:
