@@ -74,7 +74,7 @@ def test_without_its_calls_a_chapter_is_what_it_was(book, executed):
 
 
 def test_what_a_chapter_loaded_is_told(executed):
-    [(_, _, packages)] = [one for one in calls.answers(executed) if one[0] == calls.PACKAGES]
+    [(_, _, packages)] = [one for one in calls.answers(executed) if one[0] == calls.LOADED_PACKAGES]
     assert "'sys'" in packages and "'flax'" not in packages
 
 

@@ -101,8 +101,8 @@ ENTRY = '[[survivor]]\nfunction = "_toy.first"\nline = "return x"\nbecomes = "re
     ],
 )
 def test_the_list_fits_the_code(module, tmp_path, text, says):
-    (tmp_path / mutants.LIST).parent.mkdir(parents=True)
-    (tmp_path / mutants.LIST).write_text(text)
+    (tmp_path / mutants.SURVIVORS).parent.mkdir(parents=True)
+    (tmp_path / mutants.SURVIVORS).write_text(text)
     if says:
         with pytest.raises(Problem, match=says):
             mutants.survivors(tmp_path, [module])

@@ -183,12 +183,12 @@ def bindings(statements: list[ast.stmt]) -> Iterator[tuple[str, str, ast.AST]]:
         held = {id(one) for part in inner for one in part}
         for child in ast.iter_child_nodes(node):
             if id(child) not in held and not isinstance(child, ast.ExceptHandler):
-                yield from ((name, "a value", at) for name, at in stored(child))
+                yield from ((name, "a value", at) for name, at in names_stored(child))
         for part in inner:
             yield from bindings(part)
 
 
-def stored(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+def names_stored(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Names that an expression or a target binds, but for those of lambdas and comprehensions."""
     own = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -198,7 +198,7 @@ def stored(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         yield from ((one.target.id, one) for one in walrus)
     else:
         for child in ast.iter_child_nodes(node):
-            yield from stored(child)
+            yield from names_stored(child)
 
 
 @rule(CHAPTER, PAGE)

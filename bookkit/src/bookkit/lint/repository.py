@@ -219,7 +219,7 @@ def one_release(book: Book) -> SaidOfBook:
 def pinned_wheel(book: Book) -> SaidOfBook:
     """The setup cell installs the wheel that the source of meshscope gives, and no other."""
     path = book.root / SETUP
-    if not has_package(book.root):
+    if not has_package(book.root) or not path.exists():
         return  # a made-up book
     if what := unlike_pin(path.read_text("utf-8"), build_wheel(book.root)):
         line = path.read_text("utf-8").partition(FOLDER)[0].count("\n") + 1

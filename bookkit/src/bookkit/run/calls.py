@@ -33,7 +33,7 @@ LOADED = 'sorted({name.split(".")[0] for name in __import__("sys").modules})'
 NO_PROOF = (
     "pass  # here stands a proof"  # counts as a cell, so that those after it keep their In [N]
 )
-STUB, WRONG, SOLUTION, PACKAGES = "the stub", "the wrong answer", "the solution", "packages"
+STUB, WRONG, SOLUTION, LOADED_PACKAGES = "the stub", "the wrong answer", "the solution", "packages"
 
 
 def wrong_answers(book: Book, page: str) -> dict[str, dict[str, str]]:
@@ -88,7 +88,7 @@ def with_calls(book: Book, page: str, notebook: NotebookNode | None = None) -> N
     for number, cell in enumerate(notebook.cells):
         more = list(calls_after(cell, wrong)) if cell.cell_type == "code" else []
         if number == len(notebook.cells) - 1:
-            more.append(call(PACKAGES, "", LOADED))
+            more.append(call(LOADED_PACKAGES, "", LOADED))
         cells += [cell, *more]
         map_of_lines += lines[number : number + 1] * (1 + len(more))
     for number, cell in enumerate(cells, 1):

@@ -112,17 +112,17 @@ def mark(book: Book, language: Language, site: Path, page: str, anchor: str, new
     html = path.read_text("utf-8")
     if there == page and (found := opening_tag(html, place)):
         span = f'<span id="{escape(anchor)}"></span>'
-        html = put(html, found, span, new)
+        html = put_in(html, found, span, new)
     else:
         words = words_of_site(book, language)(MOVED)
-        title = title_of((site / there).read_text("utf-8"), place)
+        title = heading_of((site / there).read_text("utf-8"), place)
         link = f'<a href="{relpath(new, Path(page).parent.as_posix())}">{title}</a>'
         note = f'<p class="moved" id="{escape(anchor)}">{escape(words)} {link}</p>\n'
         html = html.replace("</main>", f"{note}</main>", 1)
     path.write_text(html, "utf-8")
 
 
-def put(html: str, found: re.Match[str], span: str, new: str) -> str:
+def put_in(html: str, found: re.Match[str], span: str, new: str) -> str:
     """An empty element at the start of another; of a section, at the start of its heading."""
     tag, at = found[1], found.end()
     if tag == "section" and (
@@ -136,7 +136,7 @@ def put(html: str, found: re.Match[str], span: str, new: str) -> str:
     return html[:at] + span + html[at:]
 
 
-def title_of(html: str, anchor: str) -> str:
+def heading_of(html: str, anchor: str) -> str:
     """The heading at an anchor, or of the page, as HTML without links."""
     start = found.end() if anchor and (found := opening_tag(html, anchor)) else html.find("<main")
     heading = re.search(r"<h\d[^>]*>(.*?)<a class=\"headerlink\"", html[start:], re.S)

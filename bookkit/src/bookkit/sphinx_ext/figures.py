@@ -28,7 +28,7 @@ from bookkit.sphinx_ext.strips import is_translation
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "figures/"  # of _static, and of book/
+FIGURES = "figures/"  # of _static, and of book/
 WORDS_OF_ANCHOR = 6
 
 
@@ -80,8 +80,8 @@ def figure_in(paragraph: nodes.paragraph, book: Book) -> str | None:
 def figure_name(image: nodes.image, book: Book) -> str | None:
     """NAME, if an image is book/figures/NAME.svg by its published address."""
     found = meaning_of_url(image["uri"], book)
-    if found and found.kind == "static" and found.name.startswith(FOLDER):
-        return found.name.removeprefix(FOLDER).removesuffix(".svg")
+    if found and found.kind == "static" and found.name.startswith(FIGURES):
+        return found.name.removeprefix(FIGURES).removesuffix(".svg")
     return None
 
 
@@ -142,11 +142,11 @@ def draw(app: Sphinx, doctree: nodes.document) -> None:
         name = figure_name(image, book)
         if name is None:
             continue
-        path = Path(app.srcdir, "book", FOLDER, f"{name}.svg")
+        path = Path(app.srcdir, "book", FIGURES, f"{name}.svg")
         app.env.note_dependency(str(path))
         if not path.exists():
             logger.warning(
-                "there is no book/%s%s.svg: `make figures` draws it", FOLDER, name, location=image
+                "there is no book/%s%s.svg: `make figures` draws it", FIGURES, name, location=image
             )
             continue
         svg = inlined(path.read_text("utf-8"), image.get("alt", ""), f"d{next(seen)}-")
@@ -200,9 +200,9 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
     """The files themselves, which notebooks in Colab load."""
     if exception or app.builder.format != "html":
         return
-    target = Path(app.outdir, "_static", FOLDER)
+    target = Path(app.outdir, "_static", FIGURES)
     shutil.rmtree(target, ignore_errors=True)
-    drawings = sorted(Path(app.srcdir, "book", FOLDER).glob("*.svg"))
+    drawings = sorted(Path(app.srcdir, "book", FIGURES).glob("*.svg"))
     if drawings:
         target.mkdir(parents=True)
         for path in drawings:

@@ -36,7 +36,7 @@ def marked(line: str) -> str:
     )
 
 
-def mark(app: Sphinx, doctree: nodes.document) -> None:
+def mark_predictions(app: Sphinx, doctree: nodes.document) -> None:
     if app.builder.format != "html":
         return
     for block in list(doctree.findall(nodes.literal_block)):
@@ -52,4 +52,6 @@ def mark(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("doctree-read", mark, priority=870)  # after drawings are translated (850)
+    app.connect(
+        "doctree-read", mark_predictions, priority=870
+    )  # after drawings are translated (850)

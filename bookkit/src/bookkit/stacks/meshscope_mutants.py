@@ -34,7 +34,7 @@ from bookkit.stacks.wheel import environment_with
 
 MUTMUT = "mutmut==3.8.1"  # thinks of the faults; planting and testing are done here
 LEAST_NOTICED = 0.9
-LIST = Path("tests", "meshscope", "survivors.toml")
+SURVIVORS = Path("tests", "meshscope", "survivors.toml")
 Key = tuple[str, str, str]  # of a fault in the list: function, line, what that becomes
 
 
@@ -185,7 +185,7 @@ class Trial:
 
 def survivors(root: Path, modules: Sequence[Module]) -> dict[Key, str]:
     """The list's reasons; Problem if an entry is incomplete or its line is gone."""
-    entries = tomllib.loads((root / LIST).read_text("utf-8")).get("survivor", [])
+    entries = tomllib.loads((root / SURVIVORS).read_text("utf-8")).get("survivor", [])
     code: dict[str, set[str]] = {}
     for module in modules:
         text = [line.strip() for line in module.source.splitlines()]
@@ -196,10 +196,12 @@ def survivors(root: Path, modules: Sequence[Module]) -> dict[Key, str]:
         if missing := [
             part for part in ("function", "line", "becomes", "reason") if not entry.get(part)
         ]:
-            raise Problem(f"{LIST}: an entry says nothing about {', '.join(missing)}: {entry}")
+            raise Problem(f"{SURVIVORS}: an entry says nothing about {', '.join(missing)}: {entry}")
         key = (entry["function"], entry["line"], entry["becomes"])
         if not set(key[1].split("\n")) <= code.get(key[0], set()):
-            raise Problem(f"{LIST}: {key[0]} has no line {key[1]!r} any more: remove the entry")
+            raise Problem(
+                f"{SURVIVORS}: {key[0]} has no line {key[1]!r} any more: remove the entry"
+            )
         listed[key] = entry["reason"]
     return listed
 
@@ -217,12 +219,16 @@ def try_all(
         how = trial.noticed(mutant)
         counts[mutant.module.name, bool(how)] += 1
         if how and mutant.key in listed:
-            problems.append(f"{mutant.key} stands in {LIST}, but is noticed by {how}: remove it")
+            problems.append(
+                f"{mutant.key} stands in {SURVIVORS}, but is noticed by {how}: remove it"
+            )
         if not how:
             word = "listed" if mutant.key in listed else "SURVIVED"
             print("\n".join([f"{word} line {mutant.line}", *map(repr, mutant.key)]), flush=True)
             if word != "listed":
-                problems.append(f"{mutant.key} is not noticed: write a test, or a reason in {LIST}")
+                problems.append(
+                    f"{mutant.key} is not noticed: write a test, or a reason in {SURVIVORS}"
+                )
     print(f"\n{'module':14} noticed survived")
     for name in sorted({name for name, _ in counts}):
         print(f"{name:14} {counts[name, True]:7} {counts[name, False]:8}")
