@@ -45,7 +45,8 @@ ALIASES = {
 ROOTS = "jax jaxlib flax optax orbax numpy meshscope sklearn matplotlib".split()
 # Where a name that is written without its module, an attribute or a parameter may come from.
 MODULES = (
-    "jax jax.sharding jax.lax jax.numpy jax.tree jax.experimental.mesh_utils flax.nnx optax meshscope "
+    "jax jax.sharding jax.lax jax.numpy jax.tree jax.experimental.layout jax.experimental.mesh_utils "
+    "flax.nnx optax meshscope "
     "importlib importlib.metadata"
 ).split()
 CLASSES = (
