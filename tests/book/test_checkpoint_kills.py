@@ -59,28 +59,29 @@ def cell(slug):
     return found.source
 
 
-def parts():
-    """The parts of the chapter's program, strings in its cells: {name: source}."""
-    assigned = [node for slug in ("program", "loop") for node in ast.parse(cell(slug)).body
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
-    return {node.targets[0].id: node.value.value for node in assigned}
-
-
 def functions(source):
     """What a source defines: {name: source}."""
     return {node.name: ast.get_source_segment(source, node) for node in ast.parse(source).body
             if isinstance(node, ast.FunctionDef)}
 
 
+def parts():
+    """The parts of the chapter's program: {name: source}, two strings and two functions."""
+    strings = {node.targets[0].id: node.value.value for node in ast.parse(cell("program")).body
+               if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)}
+    return strings | functions(cell("loop"))
+
+
 def program(path, start=None):
     taught = parts()
-    loop = taught["loop"]
     if start:
-        loop = loop.replace(functions(loop)["start"], start)
+        taught["start"] = start
         # the wrong restart finds what the kill left
-        loop = loop.replace("cleanup_tmp_directories=True", "cleanup_tmp_directories=False")
-        assert start in loop and "cleanup_tmp_directories=False" in loop
-    path.write_text(taught["imports_and_model"] + loop + taught["begin"]
+        taught["survive"] = taught["survive"].replace("cleanup_tmp_directories=True",
+                                                      "cleanup_tmp_directories=False")
+        assert taught["survive"] != parts()["survive"]
+    names = "imports_and_model", "start", "survive", "call"
+    path.write_text("\n\n".join(taught[name] for name in names)
                     + "    print('done', flush=True)\n")
     return path
 
