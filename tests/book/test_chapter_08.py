@@ -4,7 +4,7 @@ import ast
 import pytest
 
 from bookkit.model.chapter import by_name
-from bookkit.run.calls import PACKAGES, answers, executed_with_calls
+from bookkit.run.calls import LOADED_PACKAGES, answers, executed_with_calls
 from rules import BOOK
 
 pytestmark = pytest.mark.reads()  # the code of pages alone
@@ -30,7 +30,7 @@ def imported(source):
 
 def loaded(page):
     """The packages that were loaded after a chapter's last cell, when it was executed with calls."""
-    [said] = [said for what, _, said in answers(executed_with_calls(BOOK, [page])[page]) if what == PACKAGES]
+    [said] = [said for what, _, said in answers(executed_with_calls(BOOK, [page])[page]) if what == LOADED_PACKAGES]
     return set(ast.literal_eval(said))
 
 

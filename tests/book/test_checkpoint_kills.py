@@ -1,7 +1,7 @@
 """The training program of chapter 5 is killed, often while it saves, and must lose nothing.
 
-The program is the chapter's own: its functions are taken from its cells. Each life of it is a
-process that gets SIGKILL. In the end the run must have exactly the state of one that was never
+The program is the chapter's own, put together from its cells as the chapter does it. Each life of it
+is a process that gets SIGKILL. In the end the run must have exactly the state of one that was never
 killed. Wrong ways to restart are planted, to see that this test can fail.
 
 Ten kills, a minute on two cores; every night twenty-four. `pytest -m "not kills"` leaves it out.
@@ -28,63 +28,61 @@ KILLS = int(os.environ.get("CHECKPOINT_KILLS", "5"))  # in each of two runs; eve
 WHILE_SAVING = KILLS - 2 * (KILLS // 5)  # of these, aimed at a save
 SEED = 5
 
-IMPORTS = """\
-import sys, jax, optax
-import numpy as np
-from flax import nnx
-from orbax.checkpoint import v1 as ocp
-"""
 COMPARE = """
-target = nnx.get_abstract_model(small, grid(2, 4))[1]
 one, two = (ocp.load(path, target) for path in sys.argv[1:])
 print(same(one, two))
 """
 # Restarts that people write: the newest directory, whatever its name; new moments; a new key.
 WRONG = {
     "newest directory": """
-def start(saver, make, mesh):
-    graphdef, target = nnx.get_abstract_model(make, mesh)
+def start(saver):
     number = lambda path: int(path.name.split(".")[0])
     newest = max(saver.directory.iterdir(), key=number)
     return number(newest), nnx.merge(graphdef, ocp.load(newest, target))
 """,
     "fresh optimizer": """
-def start(saver, make, mesh):
-    graphdef, target = nnx.get_abstract_model(make, mesh)
+def start(saver):
     model, _, rngs = nnx.merge(graphdef, saver.load(abstract_state=target))
     return saver.latest.step, (model, jax.jit(make)()[1], rngs)
 """,
     "fresh key": """
-def start(saver, make, mesh):
-    graphdef, target = nnx.get_abstract_model(make, mesh)
+def start(saver):
     model, optimizer, _ = nnx.merge(graphdef, saver.load(abstract_state=target))
     return saver.latest.step, (model, optimizer, jax.jit(make)()[2])
 """,
 }
 
 
-def functions():
-    """The functions that chapter 5 defines: {name: source}."""
-    found = {}
-    for cell in by_name()["05-checkpoint"].code:
-        for node in ast.parse(cell.source).body:
-            if isinstance(node, ast.FunctionDef):
-                found[node.name] = ast.get_source_segment(cell.source, node)
-    return found
+def cell(slug):
+    found = by_name()["05-checkpoint"].named(slug)
+    assert found, f"chapter 5 has no cell id-{slug}, which holds a part of its program"
+    return found.source
+
+
+def functions(source):
+    """What a source defines: {name: source}."""
+    return {node.name: ast.get_source_segment(source, node) for node in ast.parse(source).body
+            if isinstance(node, ast.FunctionDef)}
+
+
+def parts():
+    """The parts of the chapter's program: {name: source}, two strings and two functions."""
+    strings = {node.targets[0].id: node.value.value for node in ast.parse(cell("program")).body
+               if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)}
+    return strings | functions(cell("loop"))
 
 
 def program(path, start=None):
-    taught = functions()
+    taught = parts()
     if start:
-        taught |= {"start": start}
+        taught["start"] = start
         # the wrong restart finds what the kill left
         taught["survive"] = taught["survive"].replace("cleanup_tmp_directories=True",
                                                       "cleanup_tmp_directories=False")
-        assert taught["survive"] != functions()["survive"]
-    names = "grid", "small", "small_step", "start", "survive"
-    parts = [IMPORTS, *(taught[name] for name in names),
-             "survive(sys.argv[1], int(sys.argv[2]))\nprint('done', flush=True)\n"]
-    path.write_text("\n\n".join(parts))
+        assert taught["survive"] != parts()["survive"]
+    names = "imports_and_model", "start", "survive", "call"
+    path.write_text("\n\n".join(taught[name] for name in names)
+                    + "    print('done', flush=True)\n")
     return path
 
 
@@ -180,10 +178,10 @@ def runs(tmp_path_factory):
 
 
 def equal(root, one, two):
-    taught = functions()
+    taught = functions(cell("bits"))
     script = root / "compare.py"
-    script.write_text("\n\n".join([IMPORTS, *(taught[name] for name in (
-        "grid", "bits", "same", "small")), COMPARE]))
+    script.write_text("\n\n".join([parts()["imports_and_model"], "import numpy as np",
+                                   taught["bits"], taught["same"], COMPARE]))
     result = subprocess.run(**command(script, one / str(LAST), two / str(LAST)), check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip() == "True"

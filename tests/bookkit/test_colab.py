@@ -84,7 +84,7 @@ AFTER = {**WANTED, "numpy": "2.1.3"}
 
 
 def test_the_pins_of_the_setup_cell_are_read_from_a_notebook():
-    notebook = nbformat.read(BOOK.notebook(BOOK.chapters[0]), 4)
+    notebook = nbformat.read(BOOK.notebook("book/01-mesh"), 4)
     found = pins(notebook)
     assert set(found) == {"jax", "jaxlib", "flax"}
     assert all(f"{name}=={version}" in SETUP for name, version in found.items())
@@ -110,8 +110,8 @@ def test_a_colab_that_is_new_enough_is_left_as_it_is():
 
 
 def test_one_line_of_a_notebook_is_changed_and_no_other():
-    before = nbformat.read(BOOK.notebook(BOOK.chapters[0]), 4)
-    after = at_site(nbformat.read(BOOK.notebook(BOOK.chapters[0]), 4), "file:///site/")
+    before = nbformat.read(BOOK.notebook("book/01-mesh"), 4)
+    after = at_site(nbformat.read(BOOK.notebook("book/01-mesh"), 4), "file:///site/")
     lines = [(one, other) for cell, changed in zip(before.cells, after.cells)
              for one, other in zip(cell.source.split("\n"), changed.source.split("\n"), strict=True) if one != other]
     assert lines == [(f'SITE = "{BOOK.site}"', 'SITE = "file:///site/"')]

@@ -432,7 +432,7 @@ def test_notebooks_that_are_gone_or_belong_to_nobody_are_named(small):
 
 
 def test_every_rule_is_shown_something_bad():
-    """`executed` above, `pinned-wheel` in test_package.py."""
+    """`executed` above, `pinned-wheel` in test_served_wheel.py."""
     blind = set(RULES) - {"executed", "pinned-wheel"} - {rule for rule, *_ in [*PAGES, *TEXTS, *BOOKS]}
     assert not blind, f"show these rules something bad: {blind}"
 

@@ -26,6 +26,7 @@ from meshscope._messages import MESSAGES as OF_MESHSCOPE
 
 BOOK = Book()
 NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
+WAITING = {name for names in BOOK.exceptions.get("untranslated", {}).values() for name in names}
 MESSAGES = code_messages(BOOK)
 
 
@@ -147,7 +148,8 @@ def only_names(text):
     return not has_words(text.replace("cpu devices", ""))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# A page that waits for its translation gets its templates with it.
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITING])
 def test_every_drawn_sentence_is_reached_by_a_template(name):
     translator = Translator(texts(name), {})
     missed = set()

@@ -46,15 +46,23 @@ def versions() -> dict[str, str]:
     return found | {name: installed[name] for name in PACKAGES + plugins if name in installed}
 
 
+def setup_of(notebook: NotebookNode) -> NotebookNode | None:
+    """The cell that installs; the quick start has none."""
+    tagged = (cell for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
+    return next(tagged, None)
+
+
 def pins(notebook: NotebookNode) -> dict[str, str]:
-    """The releases that a notebook's setup cell installs in Colab."""
-    setup = next(cell for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
-    return dict(re.findall(r'"([\w-]+)==([\w.]+)"', setup.source))
+    """The releases that a notebook's setup cell installs in Colab; none without such a cell."""
+    setup = setup_of(notebook)
+    return {} if setup is None else dict(re.findall(r'"([\w-]+)==([\w.]+)"', setup.source))
 
 
 def at_site(notebook: NotebookNode, address: str) -> NotebookNode:
-    """The notebook with a setup cell that takes meshscope's wheel from another address."""
-    setup = next(cell for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
+    """The notebook with a setup cell, if it has one, that takes meshscope's wheel from another address."""
+    setup = setup_of(notebook)
+    if setup is None:
+        return notebook
     setup.source, count = re.subn(r'(?m)^SITE = ".*"$', f'SITE = "{address}"', setup.source)
     if count != 1:
         raise Problem('the setup cell has no line SITE = "…", from where it takes meshscope')
