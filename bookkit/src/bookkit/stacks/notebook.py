@@ -59,7 +59,7 @@ def pins(notebook: NotebookNode) -> dict[str, str]:
 
 
 def at_site(notebook: NotebookNode, address: str) -> NotebookNode:
-    """The notebook with a setup cell, if it has one, that takes meshscope's wheel from another address."""
+    """The notebook, whose setup cell takes meshscope's wheel from another address."""
     setup = setup_of(notebook)
     if setup is None:
         return notebook
