@@ -151,8 +151,8 @@ def computing(tasks, y):
     drawn, busy = [], 0.0
     for task, start, end in tasks:
         x, width = x_of(start), x_of(end) - x_of(start) - 1
-        if start > busy + 1e-9:
-            waits = x_of(start) - x_of(busy) - 2.5
+        waits = x_of(start) - x_of(busy) - 2.5
+        if waits > 0:  # what is shorter would be no box
             drawn.append(frame(x_of(busy) + 1, y + 1, waits, HIGH - 2, INK, 0.8, 0.6, True))
         busy, middle = end, x + width / 2
         lighter = task.name.startswith(("y", "dx"))

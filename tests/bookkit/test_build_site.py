@@ -16,7 +16,7 @@ from bookkit.model.book import Book, Problem
 from bookkit.run import execute
 from bookkit.site import build
 from bookkit.words import sync
-from toy import FRONT, ROOT
+from toy import FRONT, ROOT, site_without_redirects
 
 PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
 
@@ -63,7 +63,7 @@ print((lambda: 0).__code__.co_filename)
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("toy")
-    (root / "site").symlink_to(ROOT / "site")
+    site_without_redirects(root)
     for name in ("_config.yml", "conf.py"):
         shutil.copyfile(ROOT / name, root / name)
     (root / "_toc.yml").write_text(

@@ -15,7 +15,7 @@ from bookkit.site import build
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
-from toy import FRONT, ROOT, code
+from toy import FRONT, ROOT, code, site_without_redirects
 
 PSEUDO = "ja"  # Sphinx's own words are Japanese; the book's are English in brackets
 LINE = """print("predicted 4 · measured 4 bytes")
@@ -88,7 +88,7 @@ $$
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("lesson")
-    (root / "site").symlink_to(ROOT / "site")
+    site_without_redirects(root)
     config = (ROOT / "_config.yml").read_text("utf-8")
     config, count = re.subn(r"zh_TW: \{.*\}", f"{PSEUDO}: {{name: Brackets, path: {PSEUDO}/}}", config)
     assert count == 1

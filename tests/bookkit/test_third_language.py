@@ -38,7 +38,7 @@ def book(tmp_path_factory):
     for name in ("site", "src", ".github"):
         (root / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "book", root / "book")
-    for name in ("_config.yml", "_toc.yml", "conf.py"):
+    for name in ("_config.yml", "_toc.yml", "conf.py", "pyproject.toml", "LICENSE"):
         shutil.copyfile(ROOT / name, root / name)
     (root / "notebooks").mkdir()
     (root / "_build").mkdir()
