@@ -221,7 +221,7 @@ def test_notebooks_of_a_tag_ask_for_the_wheel_that_is_served(copy, tmp_path_fact
 
 
 def test_every_workflow_that_publishes_asks_first():
-    for name, publishes in (("publish", "upload-pages-artifact"), ("release", "upload-artifact")):
+    for name, publishes in (("publish", "deploy-pages"), ("release", "upload-artifact")):
         text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8")
         asked = text.index('bookkit publish-as --check --from "$GITHUB_REPOSITORY"')
         assert asked < text.index(publishes), name

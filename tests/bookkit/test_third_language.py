@@ -92,7 +92,8 @@ def seen(page):
 
 
 def english(text):
-    """Words of a text that stand outside brackets."""
+    """Words of a text that stand outside brackets; a description may end before its bracket does."""
+    text = re.sub(r"⟦[^⟦⟧]*$", "", text)
     while "⟦" in text:
         shorter = re.sub(r"⟦[^⟦⟧]*⟧", "", text)
         if shorter == text:
@@ -109,7 +110,15 @@ def names_only(text):
     return not re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", text)
 
 
-@pytest.mark.parametrize("name", [*Book().pages, "search"])
+# What waits for a translation is still being rewritten; it is looked at when it leaves that list.
+WAITING = {name for names in Book().exceptions.get("untranslated", {}).values() for name in names}
+
+
+def settled(pages):
+    return [page for page in pages if page.rsplit("/", 1)[-1] not in WAITING]
+
+
+@pytest.mark.parametrize("name", [*settled(Book().pages), "search"])
 def test_no_english_sentence_is_left(book, name):
     page = BeautifulSoup(out(book, f"{name}.html").read_text("utf-8"), "html.parser")
     left = {}
@@ -119,7 +128,7 @@ def test_no_english_sentence_is_left(book, name):
     assert not left, "\n".join(f"{kind}: {words!r} in {text!r}" for (kind, words), text in left.items())
 
 
-@pytest.mark.parametrize("page", Book().chapters)
+@pytest.mark.parametrize("page", settled(Book().chapters))
 def test_comments_and_markdown_of_notebooks_are_translated(book, page):
     for cell in nbformat.read(book.notebook(page, book.language(CODE)), 4).cells:
         if cell.cell_type == "code":

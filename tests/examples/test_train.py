@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(folder, eve
     os.truncate(largest, 1000)
     said = lives.train(run, *EVERY_STEP, devices=1, status=train.REFUSED)
     assert f"{run}/{STEPS} is damaged" in said and "move it away" in said
-    assert "Traceback" not in said
+    assert train.__file__ not in said  # no traceback of ours; a thread of Orbax may end with one
     shutil.rmtree(run / str(STEPS))
     assert lives.first_step(lives.train(run, *EVERY_STEP, devices=1)) == 40
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import resource
 import signal
 import sys
 import time
@@ -126,6 +125,8 @@ class Runner:
         # The file's own name: tests look for it in tracebacks and warnings.
         code = compile(source, imported.__file__ or "", "exec", dont_inherit=True)
         before, pages = target.__code__, int(Path("/proc/self/statm").read_text().split()[5])
+        import resource  # which Windows lacks
+
         limit = pages * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         target.__code__ = function_code(code, function)
