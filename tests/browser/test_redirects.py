@@ -68,7 +68,7 @@ def arrive(browsing, url, settled, script=True):
 class TestMoved:
     def test_on_its_page(self, browsing, moved, language, script):
         _, top = arrive(browsing, f"{moved}{language}{PAGE}#old", "[id='old']:target", script)
-        assert 0 <= top < 720
+        assert -48 < top < 720  # a font that comes late moves lines
 
     def test_to_another_page(self, browsing, moved, language, script):
         old, there = f"{moved}{language}{PAGE}#away", f"{language}{OTHER}#{place(OTHER)}"
@@ -77,7 +77,7 @@ class TestMoved:
         else:  # the line with the link shows
             note = f".moved:target a[href='{BESIDE}#{place(OTHER)}']"
             _, top = arrive(browsing, old, note, script)
-            assert 0 <= top < 720
+            assert -48 < top < 720  # a font that comes late moves lines
 
     def test_a_page(self, browsing, moved, language, script):
         gone, there = f"{moved}{language}book/gone.html", f"{language}{PAGE}"
