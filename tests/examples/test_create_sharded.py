@@ -16,8 +16,9 @@ def same(made, make):
     for path, variable in found.items():
         mine, theirs = variable.get_value(), expected[path].get_value()
         if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
-            mine, theirs = jax.random.key_data(mine), jax.random.key_data(theirs)
-        np.testing.assert_array_equal(mine, theirs, err_msg=str(path))
+            np.testing.assert_array_equal(jax.random.key_data(mine), jax.random.key_data(theirs))
+        else:  # JAX 0.10 compiles the two programs otherwise: the last bit may differ
+            np.testing.assert_allclose(mine, theirs, rtol=3e-7, atol=0, err_msg=str(path))
         names = variable.get_metadata().get("out_sharding") or ()
         wanted = jax.NamedSharding(mesh, jax.P(*names))
         assert variable.sharding.is_equivalent_to(wanted, variable.ndim), path
