@@ -18,6 +18,9 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+if sys.platform == "win32":
+    raise ImportError("faults are planted in meshscope on Linux only")
+
 SETTINGS = {
     "JAX_PLATFORMS": "cpu",
     "MESHSCOPE_FEWER_EXAMPLES": "20",  # tests/meshscope/effort.py
