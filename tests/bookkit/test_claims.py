@@ -1,11 +1,11 @@
-"""What the book proves: read from proof cells; which releases ran that very code, from the matrix."""
+"""Which releases ran the very code of a page, from the matrix."""
 
 import json
 import shutil
 
 from bookkit.model.book import Book
 from bookkit.model.chapter import parse
-from bookkit.model.claims import Claim, RanOn, claims, claims_of, code_digest, ran_on
+from bookkit.model.claims import RanOn, code_digest, ran_on
 from toy import FRONT, ROOT, code
 
 PROVEN = code("# @title Checked: one is one\nassert True", "proof", "hide-cell", "id-one", cellView="form")
@@ -21,14 +21,6 @@ def book_with(root, text=TEXT):
     (root / "book" / "intro.md").write_text("# Intro\n")
     (root / "book" / "01-a.md").write_text(text)
     return Book(root)
-
-
-def test_claims_are_read_from_proof_cells(tmp_path):
-    book = book_with(tmp_path)
-    first, second = claims(book)
-    line = TEXT.split("\n").index("# @title Checked: one is one") + 1
-    assert first == Claim("book/01-a", "chapter", "one", "one is one", False, line, "A `title`", 1)
-    assert (second.slug, second.stored) == ("two", True) and claims_of(book, "book/01-a") == [first, second]
 
 
 def test_a_record_counts_for_the_code_that_ran_and_for_no_other(tmp_path):

@@ -16,6 +16,7 @@ from bookkit.run import execute
 from bookkit.site.build import build_command
 from bookkit.words import catalogues, new_language
 from bookkit.words.comments import comments
+from bookkit.words.untranslated import waiting
 from toy import ROOT
 
 CODE = "ja"
@@ -111,7 +112,7 @@ def names_only(text):
 
 
 # What waits for a translation is still being rewritten; it is looked at when it leaves that list.
-WAITING = {name for names in Book().exceptions.get("untranslated", {}).values() for name in names}
+WAITING = waiting(Book())
 
 
 def settled(pages):

@@ -22,11 +22,12 @@ from bookkit.words.drawn import (
     signatures,
 )
 from bookkit.words.messages import code_messages
+from bookkit.words.untranslated import waiting
 from meshscope._messages import MESSAGES as OF_MESHSCOPE
 
 BOOK = Book()
 NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
-WAITING = {name for names in BOOK.exceptions.get("untranslated", {}).values() for name in names}
+WAITING = waiting(BOOK)
 MESSAGES = code_messages(BOOK)
 
 

@@ -101,10 +101,16 @@ class Book:
 
     def kind(self, page: str) -> str:
         """A chapter has a number; a reference stands in that part of _toc.yml; all else is a page."""
-        if page in self.chapters and re.match(r"\d\d-", page.rsplit("/", 1)[-1]):
+        if page in self.chapters and self.number(page) is not None:
             return "chapter"
         parts = {file: part.caption for part in self.toc.root.subtrees for file in part.files()}
         return "reference" if parts.get(page) == "Reference" else "page"
+
+    @staticmethod
+    def number(page: str) -> int | None:
+        """9 for book/09-fsdp; None for a page without a number, and for the introduction, 00."""
+        found = re.match(r"(\d\d)-", page.rsplit("/", 1)[-1])
+        return int(found[1]) or None if found else None
 
     @cached_property
     def exceptions(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the book proves: the claim of every proof cell, and the releases its very code ran on."""
+"""The releases that the very code of a page ran on, from the matrix."""
 
 from __future__ import annotations
 
@@ -8,42 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bookkit.model.book import Book
-from bookkit.model.chapter import Cell, Chapter, load_chapter
-
-
-@dataclass(frozen=True)
-class Claim:
-    page: str  # "book/09-fsdp"
-    kind: str  # of the page: chapter, page, reference
-    slug: str  # the strip's anchor is checked-SLUG
-    claim: str  # one sentence
-    stored: bool  # does it rest on rows that were compiled elsewhere and stored?
-    line: int  # of the page's file, where the proof begins
-    title: str  # of the page
-    number: int | None  # of the chapter
-
-
-def claims(book: Book) -> list[Claim]:
-    """Every claim that a proof cell makes, in the order of the book."""
-    return [one for page in book.chapters for one in claims_of(book, page)]
-
-
-def claims_of(book: Book, page: str) -> list[Claim]:
-    """The claims of one page, in order."""
-    chapter, kind = load_chapter(book.source(page)), book.kind(page)
-    number = int(chapter.name[:2]) if kind == "chapter" else None
-    title = title_of(chapter)
-    return [
-        Claim(page, kind, cell.slug, cell.claim, "stored" in cell.tags, cell.line, title, number)
-        for cell in chapter.code
-        if cell.slug and cell.claim
-    ]
-
-
-def title_of(chapter: Chapter) -> str:
-    """The first heading of a page, or its name where it has none."""
-    lines = (line for cell in chapter.markdown for line in cell.lines)
-    return next((line[2:].strip() for line in lines if line.startswith("# ")), chapter.name)
+from bookkit.model.chapter import Cell, load_chapter
 
 
 @dataclass(frozen=True)

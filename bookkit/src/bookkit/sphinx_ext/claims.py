@@ -63,9 +63,9 @@ def claims_by_page(app: Sphinx) -> dict[str, list[Shown]]:
 
 def heading(app: Sphinx, page: str) -> list[nodes.Node]:
     """A page's title, with the number of its chapter."""
-    number = re.match(r"(\d\d)-", page.rsplit("/", 1)[-1])
+    number = Book.number(page)
     title = app.env.titles[page].deepcopy().children
-    return [nodes.Text(f"{int(number[1])} · "), *title] if number and int(number[1]) else title
+    return [nodes.Text(f"{number} · "), *title] if number else title
 
 
 def anchor_of(page: str) -> str:

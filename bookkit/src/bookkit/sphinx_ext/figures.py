@@ -118,8 +118,8 @@ def anchor_words(text: str) -> str:
 
 def chapter_number(page: str) -> str:
     """ "9." for book/09-fsdp; nothing for a page without a number."""
-    found = re.match(r"(\d\d)-", page.rsplit("/", 1)[-1])
-    return f"{int(found[1])}." if found and int(found[1]) else ""
+    number = Book.number(page)
+    return f"{number}." if number else ""
 
 
 def number_captions(document: nodes.document, chapter: str) -> None:

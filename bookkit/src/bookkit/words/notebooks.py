@@ -61,14 +61,18 @@ def messages_in_markdown(markdown: str) -> list[str]:
             content = ALERT.sub("", token.content, count=1)
             found += [key(content), *(image["alt"] for image in IMAGE.finditer(content))]
         elif token.type == "html_block":
-            found += [key(summary[2]) for summary in FOLD_SUMMARY.finditer(token.content)]
+            found += summaries_in(token.content)
     return [text for text in found if text]
 
 
 def summaries(markdown: str) -> list[str]:
     """What is seen of the folds in Markdown, `<summary>…</summary>`, each a message."""
     blocks = (token.content for token in MARKDOWN.parse(markdown) if token.type == "html_block")
-    return [key(summary[2]) for block in blocks for summary in FOLD_SUMMARY.finditer(block)]
+    return [summary for block in blocks for summary in summaries_in(block)]
+
+
+def summaries_in(html: str) -> list[str]:
+    return [key(summary[2]) for summary in FOLD_SUMMARY.finditer(html)]
 
 
 def with_summaries(html: str, messages: Mapping[str, str]) -> str:

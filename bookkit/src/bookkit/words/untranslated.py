@@ -38,6 +38,12 @@ def allowed(book: Book, language: Language) -> dict[str, int] | None:
     return None if table is None else dict(table)
 
 
+def waiting(book: Book) -> set[str]:
+    """The pages, without their folder, of which a complete language lacks some messages as yet."""
+    tables = [allowed(book, language) or {} for language in book.languages[1:]]
+    return {name for table in tables for name in table}
+
+
 def short_name(book: Book, catalogue: str) -> str:
     """What the list calls a catalogue: 03-init for book/03-init and code/03-init."""
     pages = {page.rsplit("/", 1)[-1] for page in book.pages}
