@@ -1,10 +1,11 @@
 """What drawings say: found in the code without running it, and translated in executed outputs.
 
-A message is a sentence with places for what varies, "Blocks of {size} devices". In an executed
-drawing it is found again by matching; what stands in its places is translated in the same way, or
-stays, as names and numbers do. Translated are alternative texts (`aria-label`, `<title>`), drawn
-text, and a table's caption, heads and what it prints in bold; other outputs stay as they were
-executed.
+A message is a sentence with places for what varies, "Blocks of {size} devices". What meshscope
+draws carries its messages and their values as data, beside each text (src/meshscope/_messages.py).
+What a chapter draws itself is a string in its code, and in an executed drawing it is found again
+by matching; what stands in its places is translated in the same way, or stays, as names and numbers
+do. Translated are alternative texts (`aria-label`, `<title>`), drawn text, and a table's caption,
+heads and what it prints in bold; other outputs stay as they were executed.
 
 In a chapter's code a drawing says
 - what is given for a parameter called `says`, `say` or `title`, or assigned to `says`;
@@ -17,88 +18,31 @@ from __future__ import annotations
 import ast
 import functools
 import html
+import importlib.util
+import json
 import re
+import runpy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from bookkit.model.book import Problem
 from bookkit.words.catalogues import has_words
 
-# The sentences of meshscope that stand alone in a drawing or a table (those of cells do not); tests
-# compare them with the list in src/meshscope/_messages.py.
-MESHSCOPE = (
-    # the alternative text of a drawing: all that follows is a part of it
-    "{array}: {parts}",
-    "{title}, {array}: {parts}",
-    "{part}; {parts}",
-    "axis {name} of size {size}, {type}",
-    "dimension {dim} of size {size} whole",
-    "dimension {dim} of size {size} split into {parts} of {each}",
-    "dimension {dim} of size {size} split over {axes} into {parts} of {each}",
-    "{axis} then {axes}",
-    "in order {ids}",
-    "in order {first} to {last}",
-    # drawn below and beside
-    "copied over {axes}",
-    "copied × {count}",
-    "reduced over {axes}",
-    "partial sums over {axes}",
-    "varying over {axes}",
-    "left to the compiler over {axes}",
-    "⋯ {count} of {all} not drawn",
-    "each device: {shape}",
-    "each device ({axes}): {shape}",
-    "dim {dim}: {size}",
-    "dim {dim} [{part}]",
-    "dim {dim} [{part}] {where}",
-    # a table of many leaves
-    "{title}, {count} leaves: {rows}",
-    "Table",
-    "⋯ {count} more leaves",
-    "leaf",
-    "array",
-    "each device",
-    # the captions and heads of tables
-    "{bytes} bytes per device; {unique} without copies, {total} on all devices",
-    "{bytes} bytes per device and {host} in host memory; {unique} without copies, "
-    "{total} on all devices",
-    "{bytes} bytes per device for a compiled program",
-    "{bytes} bytes per device and {host} in host memory for a compiled program",
-    "{what}. {program}; another backend may choose differently",
-    "{backend} program ({version})",
-    "A program given as text",
-    "No collectives",
-    "1 collective",
-    "{count} collectives",
-    "Second program minus first",
-    "No difference",
-    "Nothing is whole on a device",
-    "1 kind of value is whole on a device",
-    "{count} kinds of values are whole on a device",
-    "⋯ {count} more rows",
-    "what",
-    "shape",
-    "placement",
-    "bytes per device",
-    "kind",
-    "axes",
-    "within",
-    "payload bytes",
-    "wire bytes per device",
-    "executions",
-    "in loop",
-    "group size",
-    "groups",
-    "source",
-    "operation",
-    "found",
-    "lines",
-)
 SAID = {"says", "say", "title"}  # parameters and variables
 DRAWN = re.compile(r"<(text|title|caption|th|b)\b[^<>]*>([^<>]+)</\1>")
 PLACE = re.compile(r"\{(\w+)\}")
-# Where a place may hold less than anything.
-LIMITS = {"array": r"(?:\w*\[[^\]]*\]|(?:Abstract)?Mesh)\s.*?", "part": r"[^;]*?", "axis": r"\S+"}
-LIMITS |= dict.fromkeys(("dim", "count", "all", "bytes", "unique", "total", "host"), r"[\d,.]+")
-LIMITS["size"] = r"[\d,.]+(?: ÷ [^;]+)?"
+# What a sentence carries as data: its message, and what its places hold, names or further sentences.
+Said = tuple[str, Mapping[str, "str | Said"]]
+
+
+@functools.cache
+def of_meshscope() -> tuple[str, ...]:
+    """All messages of meshscope, from its list, without importing what else meshscope needs."""
+    package = importlib.util.find_spec("meshscope")
+    if package is None or package.origin is None:
+        raise Problem("meshscope is not installed: run `make venv`")
+    found = runpy.run_path(str(Path(package.origin).with_name("_messages.py")))
+    return tuple(found["MESSAGES"])
 
 
 # Finding messages in code.
@@ -193,8 +137,7 @@ def placeholder(value: ast.expr) -> str:
 def pattern(template: str) -> re.Pattern[str]:
     parts = PLACE.split(template)
     seen: set[str] = set()
-    whole = ";" in template or template.startswith(("{array}", "{title}"))
-    default = ".+?" if whole else "[^;]+?"  # a part of a sentence ends at its semicolon
+    anything = ".+?" if ";" in template else "[^;]+?"  # a part of a sentence ends at its semicolon
 
     def regex(n: int, part: str) -> str:
         if n % 2 == 0:
@@ -202,7 +145,7 @@ def pattern(template: str) -> re.Pattern[str]:
         if part in seen:
             return f"(?P={name_of(part)})"
         seen.add(part)
-        return f"(?P<{name_of(part)}>{LIMITS.get(part, default)})"
+        return f"(?P<{name_of(part)}>{anything})"
 
     return re.compile("".join(regex(n, part) for n, part in enumerate(parts)), re.S)
 
@@ -243,7 +186,36 @@ class Translator:
             return text
         return PLACE.sub(lambda match: done[match[1]], new)
 
-    def inside(self, markup: str) -> str:
+    def said(self, said: str | Said) -> str:
+        """What carries its message as data; a string is a name, a number or an author's own title."""
+        if isinstance(said, str):
+            return self.sentence(said)
+        message, values = said
+        return filled(self.message(message), {name: self.said(values[name]) for name in values})
+
+    def message(self, message: str) -> str:
+        """A message in this language, or as it was where its translation has other places."""
+        new = self.translations.get(message, message)
+        return new if set(PLACE.findall(new)) == set(PLACE.findall(message)) else message
+
+    def coloured(self, text: str, said: str | Said) -> str:
+        """The same for a text with the marks of tags in it, which surround values or parts of them."""
+        if isinstance(said, str):
+            return text if MARK.search(text) else self.sentence(text)
+        message, values = said
+        done, at = {}, 0
+        for n, part in enumerate(PLACE.split(message)):
+            if n % 2 == 0:
+                at += len(part)
+                continue
+            start, left = at, len(as_executed(values[part]))
+            while at < len(text) and (left or MARK.match(text[at])):
+                left -= not MARK.match(text[at])
+                at += 1
+            done[part] = self.coloured(text[start:at], values[part])
+        return filled(self.message(message), done)
+
+    def inside(self, markup: str, said: Said | None) -> str:
         """Text with tags in it, as drawings colour names: <text>over <tspan>data</tspan>(2)</text>."""
         tags: list[str] = []
 
@@ -252,25 +224,26 @@ class Translator:
             return chr(0xE000 + len(tags) - 1)
 
         text = html.unescape(re.sub(r"<[^<>]+>", hide, markup))
-        new = self.sentence(text.strip())
-        if new == text.strip():
+        old = text.strip()
+        if said and MARK.sub("", old) != as_executed(said):
+            said = None  # another text than its data say: not a drawing of ours
+        new = self.coloured(old, said) if said else self.sentence(old)
+        if new == old:
             return markup
-        new = html.escape(text.replace(text.strip(), new), quote=False)
-        return re.sub("[\ue000-\uf8ff]", lambda mark: tags[ord(mark[0]) - 0xE000], new)
+        new = html.escape(text.replace(old, new), quote=False)
+        return MARK.sub(lambda mark: tags[ord(mark[0]) - 0xE000], new)
 
     def output(self, markup: str) -> str:
         """An executed output, its drawings' and tables' words translated."""
 
         def label(found: re.Match[str]) -> str:
-            new = self.sentence(html.unescape(found[2]))
-            return (
-                found[1] + html.escape(new) + found[3]
-                if new != html.unescape(found[2])
-                else found[0]
-            )
+            old = html.unescape(found["label"])
+            said = data(found[0])
+            new = self.said(said) if said else self.sentence(old)
+            return found[0] if new == old else found[0].replace(found["label"], html.escape(new), 1)
 
         def element(found: re.Match[str]) -> str:
-            return found[1] + self.inside(found[3]) + found[4]
+            return found[1] + self.inside(found[3], data(found[1])) + found[4]
 
         def drawing(found: re.Match[str]) -> str:
             return ELEMENT.sub(element, LABEL.sub(label, found[0]))
@@ -278,8 +251,31 @@ class Translator:
         return PICTURE.sub(drawing, markup)
 
 
-LABEL = re.compile(r'(\baria-label=")([^"]*)(")')
-ELEMENT = re.compile(r"(<(text|title|caption|th|b|summary)\b[^<>]*>)(.*?)(</\2>)", re.S)
+def data(tag: str) -> Said | None:
+    """What a tag says of its text, if anything."""
+    found = DATA.search(tag)
+    if found is None:
+        return None
+    return html.unescape(found[1]), json.loads(html.unescape(found[2] or "{}"))
+
+
+def as_executed(said: str | Said) -> str:
+    if isinstance(said, str):
+        return said
+    message, values = said
+    return filled(message, {name: as_executed(values[name]) for name in values})
+
+
+def filled(message: str, values: Mapping[str, str]) -> str:
+    return PLACE.sub(lambda place: values[place[1]], message)
+
+
+MARK = re.compile("[\ue000-\uf8ff]")  # in place of a tag
+DATA = re.compile(r"""\bdata-message="([^"]*)"(?: data-values='([^']*)')?""")
+LABEL = re.compile(r'<[^<>]*\baria-label="(?P<label>[^"]*)"[^<>]*>')
+ELEMENT = re.compile(
+    r"(<(text|title|caption|th|td(?=[^<>]* data-message)|b|summary)\b[^<>]*>)(.*?)(</\2>)", re.S
+)
 PICTURE = re.compile(
     r"<svg\b.*?</svg>|<table\b.*?</table>|<summary data-message=.*?</summary>", re.S
 )

@@ -14,7 +14,7 @@ from bookkit.model.book import Book
 from bookkit.model.chapter import CHECKED, parse, shared_cells
 from bookkit.words.catalogues import Message, code_name
 from bookkit.words.comments import FORM, Comment, comments
-from bookkit.words.drawn import MESHSCOPE, PLACE, drawn_messages, signatures
+from bookkit.words.drawn import PLACE, drawn_messages, of_meshscope, signatures
 from bookkit.words.notebooks import summaries
 
 ABOUT_COMMENT = "Comment beside this code: "
@@ -73,7 +73,7 @@ def code_messages(book: Book) -> dict[str, list[Message]]:
     counted = Counter(message.text for messages in own.values() for message in messages)
     often = [m for messages in own.values() for m in messages if counted[m.text] > 1]
     found = {
-        "drawings": once(drawn(text) for text in MESHSCOPE),
+        "drawings": once(drawn(text) for text in of_meshscope()),
         "code/shared": once([*messages_in(shared, known), *often]),
     }
     elsewhere = {message.text for messages in found.values() for message in messages}
