@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
@@ -147,6 +148,9 @@ def test_a_proof_is_a_strip_with_its_claim_and_an_anchor(toy):
     assert "assert total == 4" in strip.select_one(".cell_input").text
     assert "@title" not in strip.text and "seen" in strip.select_one(".cell_output").text
     assert not strip.has_attr("open") and strip.find_parent(class_="cell") is None
+    report = parse_qs(urlsplit(strip.select_one(".report a")["href"]).query)
+    assert report["where"][0].endswith("book/03-toy.html#checked-four")
+    assert report["what"][0].startswith(f"> {strip.select_one('summary .claim').text}")
     link = strip.parent.select_one("a.headerlink")
     assert link["href"] == "#checked-four" and link.find_parent("summary") is None
 

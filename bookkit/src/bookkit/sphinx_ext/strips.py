@@ -18,6 +18,8 @@ from sphinx.locale import _
 from sphinx.transforms import SphinxTransform
 from sphinx.writers.html5 import HTML5Translator
 
+from bookkit.model.addresses import report_url
+from bookkit.model.book import Book
 from bookkit.model.chapter import CHECKED
 
 TITLE = re.compile(r"#\s*@title\s+(.+)\n?")
@@ -138,11 +140,21 @@ def visit_strip(self: HTML5Translator, node: Strip) -> None:
 
 
 def depart_strip(self: HTML5Translator, node: Strip) -> None:
-    self.body.append("</details>")
+    self.body.append(f"{report_link(self, node)}</details>")
     if node["ids"]:
         title = html.escape(_("Link to this claim"))
         self.body.append(f'<a class="headerlink" href="#{node["ids"][0]}" title="{title}">#</a>')
     self.body.append("</div>\n")
+
+
+def report_link(self: HTML5Translator, node: Strip) -> str:
+    """Below the unfolded proof: a report that names the strip and quotes its claim."""
+    page, book = self.builder.current_docname, Book(self.builder.srcdir)
+    claim = next(node.findall(ClaimText)).astext()
+    here = book.page_url(page, book.language(self.config.language))
+    url = report_url(book, page, f"{here}#{node['ids'][0]}" if node["ids"] else here, claim)
+    words = html.escape(_("Report a mistake"))
+    return f'<p class="report"><a href="{html.escape(url)}">{words}</a></p>\n'
 
 
 def visit_claim(self: HTML5Translator, node: ClaimText) -> None:
