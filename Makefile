@@ -71,19 +71,19 @@ bench: site ## seconds and memory of each chapter, seconds to build, bytes of pa
 	@$(RUN) bookkit bench
 
 lint: venv ## the rules of the house, ruff, mypy (as on Windows too), codespell, actionlint, zizmor
-	@$(RUN) ruff check .
-	@$(RUN) ruff format --check .
-	@$(RUN) mypy
-	@$(RUN) mypy --platform win32 --cache-dir .mypy_cache/win32
-	@$(BIN)/codespell
-	@$(RUN) bookkit lint
-	@bookkit/check_workflows.sh $(VENV)
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(RUN) mypy --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/codespell
+	$(RUN) bookkit lint
+	bookkit/check_workflows.sh $(VENV)
 
 wheel: venv ## build meshscope twice, compare, check, install it alone and run its examples there
 	@$(RUN) bookkit wheel
 
-mutants: venv ## apply every planted fault and see that its cell fails
-	@$(RUN) bookkit mutants
+mutants: venv ## apply every planted fault and see that its cell fails (CHAPTER=… NAME=…: some, one)
+	@$(RUN) bookkit mutants $(if $(CHAPTER),--chapter $(CHAPTER)) $(if $(NAME),--name $(NAME))
 
 mutants-meshscope: venv ## plant faults in meshscope and see that its tests notice (NUMBER=…: so many)
 	@$(RUN) bookkit mutants-meshscope $(if $(NUMBER),--number $(NUMBER))

@@ -52,8 +52,15 @@ def test_verdicts(changes, word):
 def test_misfits_are_seen(changes, piece):
     messages = list(faults.unfit_faults([fault(**changes)], {"99-bad": FAULTY}, {"A2"}))
     assert piece in messages[0] if piece else not messages
-    twice = faults.unfit_faults([fault(), fault()], {"99-bad": FAULTY})
-    assert "two faults are called" in "\n".join(twice)
+    twice = "\n".join(faults.unfit_faults([fault(), fault(), fault(name="other")], {"99-bad": FAULTY}))
+    assert "two faults are called" in twice and "other plants the same mistake as 99-bad / " in twice
+
+
+@pytest.mark.parametrize("lacks", ["rows", "find", "replace"])
+def test_what_an_entry_lacks_is_named(lacks):
+    entry = {key: value for key, value in fault().items() if key != lacks}
+    [message] = faults.unfit_faults([entry], {"99-bad": FAULTY}, {"A2"})
+    assert f"no `{lacks}`, {faults.FIELDS[lacks]}" in message
 
 
 def test_the_command_ends_with_one(monkeypatch, capsys):

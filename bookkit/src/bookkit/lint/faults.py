@@ -80,15 +80,29 @@ def cell_that_fails(fault: Fault, chapter: Chapter) -> Cell:
     return targets[0]
 
 
+FIELDS = {  # what an entry cannot do without
+    "rows": 'the rows of tests/rows.toml that it puts to the test, such as ["A5"]',
+    "find": "a piece of one line of code that readers see",
+    "replace": "what a person would write there by mistake",
+}
+
+
 def unfit_faults(
     faults: Iterable[Fault], books: dict[str, Chapter], rows: Collection[str] | None = None
 ) -> Iterator[str]:
     """Entries that do not fit their chapters; without `rows`, whatever rows they name."""
-    seen = set()
+    seen, planted = set(), dict[tuple[str, str, str], str]()
     for fault in faults:
         if label(fault) in seen:
             yield f"two faults are called {label(fault)}: rename one"
         seen.add(label(fault))
+        if lacks := [name for name in FIELDS if name not in fault]:
+            what = "; ".join(f"no `{name}`, {FIELDS[name]}" for name in lacks)
+            yield f"{label(fault)}: {what}"
+            continue
+        mistake = (fault["chapter"], fault["find"], fault["replace"])
+        if (other := planted.setdefault(mistake, label(fault))) != label(fault):
+            yield f"{label(fault)} plants the same mistake as {other}: remove one"
         for name in fault["rows"] if rows is not None else ():
             if name not in (rows or ()):
                 yield f"{label(fault)}: no row {name} in tests/rows.toml"
@@ -218,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     if chosen.list:
         problems = list(unfit_faults(faults, books))
+        if not problems:
+            print(f"{len(faults)} faults fit their chapters")
     else:
         problems = plant(book, faults, books, chosen.jobs, chosen.seconds, chosen.seed)
     if problems:

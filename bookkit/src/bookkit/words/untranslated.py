@@ -70,7 +70,7 @@ def wrong(language: Language, listed: Mapping[str, int], now: Mapping[str, int])
             may = f"only {may_be} may be" if may_be else "it is not on the list"
             yield (
                 f"{where}: {name}: {is_left} messages are not translated, {may}: `bookkit translations "
-                "--list` names them. Translate them; if the English was rewritten and its "
+                "--list` names them. Translate them; if the English is new or was rewritten and its "
                 f"translation is to follow, `bookkit translations --count {name}`"
             )
         elif is_left < may_be:
