@@ -35,7 +35,7 @@ def logical_axes():
     left, table, right = 0, 118, 262
     drawn = [
         text(left + 42, 14, "the weight", 12.5, "middle", True),
-        text(table + 54, 14, "the table", 12.5, "middle", True),
+        text(table + 60, 14, "the table", 12.5, "middle", True),
         text(right + 48, 14, "the array lies", 12.5, "middle", True),
     ]
     middle = 112  # of the weight, between the two tables
@@ -50,14 +50,14 @@ def logical_axes():
     ways = [("by_columns", None, "model", 44), ("by_rows", "model", None, 136)]
     for name, embed, hidden, y in ways:
         drawn.append(text(table, y - 2, name, 11.5, opacity=0.85))
-        drawn.append(frame(table, y + 4, 108, 46, opacity=0.5))
+        drawn.append(frame(table, y + 4, 120, 46, opacity=0.5))
         for row, (logical, axis) in enumerate([("embed", embed), ("hidden", hidden)]):
             at = y + 22 + 20 * row
             drawn.append(text(table + 8, at, logical, 12))
             drawn.append(arrow(table + 54, at - 4, table + 66, at - 4, width=1.1))
             word = text(table + 72, at, axis or "None", 12, bold=axis is not None)
             drawn.append(f'<g fill="{COLOUR[axis]}">{word}</g>' if axis else word)
-        drawn.append(arrow(table + 114, y + 27, right - 8, y + 27))
+        drawn.append(arrow(table + 124, y + 27, right - 8, y + 27))
         drawn += matrix(right, y + 3, embed, hidden)
         spec = str(jax.P(embed, hidden)).replace("PartitionSpec", "P")
         drawn.append(text(right + 48, y + 66, spec, 11.5, "middle"))
