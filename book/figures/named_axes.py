@@ -77,7 +77,7 @@ def logical_axes():
 ROWS = [  # what it is called, its dimensions
     ("w_ID", "ID"),
     ("place_SD", "SD"),
-    ("scale_D", "D"),
+    ("two scales", "D"),
     ("w_q, w_k, w_v", "DHC"),
     ("w_o", "HCD"),
     ("w_DF", "DF"),
@@ -150,8 +150,51 @@ def named_grid():
     return figure(360, y + SIDE + 4, says, drawn)
 
 
+def letters(x, y, dimensions, cut):
+    """A box for each dimension; the one that is cut has the colour of `model`."""
+    drawn = []
+    for number, letter in enumerate(dimensions):
+        at, middle = x + (SIDE + 2) * number, SIDE / 2
+        if letter == cut:
+            drawn.append(rect(at, y, SIDE, SIDE, MODEL, radius=2))
+            word = text(at + middle, y + 13, letter, 12, "middle", True)
+            drawn.append(f'<g fill="#fff">{word}</g>')
+        else:
+            drawn.append(frame(at, y, SIDE, SIDE, INK, opacity=0.4))
+            drawn.append(text(at + middle, y + 13, letter, 12, "middle", opacity=0.75))
+    return drawn
+
+
+def head_size():
+    """Queries times keys, with heads or features of a head along `model`."""
+    ways = [
+        ("heads along model", "H", "whole scores of its own heads"),
+        ("head_size along model", "C", "partial scores of all heads: all-reduce"),
+    ]
+    drawn = []
+    for number, (title, cut, outcome) in enumerate(ways):
+        y = 14 + 84 * number
+        drawn.append(text(0, y, title, 12.5, bold=True))
+        top = y + 24
+        for x, name, dimensions in [(0, "queries", "BSHC"), (112, "keys", "BTHC")]:
+            drawn.append(text(x, top - 5, name, 11.5))
+            drawn += letters(x, top, dimensions, cut)
+        drawn.append(text(93, top + 14, "·", 16, "middle", True))
+        drawn.append(arrow(194, top + 9, 218, top + 9))
+        drawn.append(text(226, top - 5, "scores", 11.5))
+        drawn += letters(226, top, "BHST", cut)
+        drawn.append(text(360, top + 36, outcome, 12, "end"))
+    says = (
+        "Queries with the dimensions B, S, H and C are multiplied with keys, B, T, H and C, to "
+        "scores, B, H, S and T. With heads along model, H is coloured in all three, and each "
+        "device has the scores of its heads. With head_size along model, C is coloured in queries "
+        "and keys only, and each device has a part of every score."
+    )
+    return figure(360, 162, says, drawn)
+
+
 def draw():
-    return {"logical_axes": logical_axes(), "named_grid": named_grid()}
+    return {"logical_axes": logical_axes(), "named_grid": named_grid(), "head_size": head_size()}
 
 
 if __name__ == "__main__":
