@@ -1,0 +1,201 @@
+"""Figures of the chapter about logical axes: names and two tables; weights by tables, as a grid.
+
+Tables and names are the chapter's own: its cells are run. The dimensions of each weight are listed
+here; strips of the chapter compare the specs that follow with every weight of the model.
+"""
+
+import jax
+from kit import DATA, INK, MODEL, arrow, figure, frame, line, rect, text, write
+from page_cells import run_cells
+
+PAGE = run_cells("06-logical-axes", "imports", "axis-rules", "rules", "tables")
+COLOUR = {"data": DATA, "model": MODEL}
+NAME_OF = {"B": "batch", "D": "embed", "F": "hidden", "H": "heads", "C": "head_size", "V": "vocab"}
+
+SIZE = {"rows": 8, "columns": 16}
+PIECES = {"data": 2, "model": 4}
+
+
+def matrix(x, y, rows_axis, columns_axis):
+    """An 8 × 16 array with its cuts, and the piece of the first device."""
+    wide, high = 96, 48
+    rows, columns = PIECES.get(rows_axis, 1), PIECES.get(columns_axis, 1)
+    colour = COLOUR[rows_axis or columns_axis]
+    drawn = [rect(x, y, wide / columns, high / rows, colour, 0.85)]
+    for i in range(1, rows):
+        drawn.append(line([(x, y + high * i / rows), (x + wide, y + high * i / rows)], colour, 1.2))
+    for j in range(1, columns):
+        at = x + wide * j / columns
+        drawn.append(line([(at, y), (at, y + high)], colour, 1.2))
+    return [*drawn, frame(x, y, wide, high, opacity=0.6)]
+
+
+def logical_axes():
+    """One weight with names, two tables, two placements."""
+    left, table, right = 0, 118, 262
+    drawn = [
+        text(left + 42, 14, "the weight", 12.5, "middle", True),
+        text(table + 60, 14, "the table", 12.5, "middle", True),
+        text(right + 48, 14, "the array lies", 12.5, "middle", True),
+    ]
+    middle = 112  # of the weight, between the two tables
+    drawn += [
+        frame(left + 18, middle - 20, 66, 40, opacity=0.8),
+        text(left + 51, middle + 4, "w_DF", 13, "middle", True),
+        text(left + 51, middle - 27, "hidden", 12, "middle"),
+        f'<g transform="rotate(-90 {left + 10} {middle})">'
+        + text(left + 10, middle + 4, "embed", 12, "middle")
+        + "</g>",
+    ]
+    ways = [("by_columns", None, "model", 44), ("by_rows", "model", None, 136)]
+    for name, embed, hidden, y in ways:
+        drawn.append(text(table, y - 2, name, 11.5, opacity=0.85))
+        drawn.append(frame(table, y + 4, 120, 46, opacity=0.5))
+        for row, (logical, axis) in enumerate([("embed", embed), ("hidden", hidden)]):
+            at = y + 22 + 20 * row
+            drawn.append(text(table + 8, at, logical, 12))
+            drawn.append(arrow(table + 54, at - 4, table + 66, at - 4, width=1.1))
+            word = text(table + 72, at, axis or "None", 12, bold=axis is not None)
+            drawn.append(f'<g fill="{COLOUR[axis]}">{word}</g>' if axis else word)
+        drawn.append(arrow(table + 124, y + 27, right - 8, y + 27))
+        drawn += matrix(right, y + 3, embed, hidden)
+        spec = str(jax.P(embed, hidden)).replace("PartitionSpec", "P")
+        drawn.append(text(right + 48, y + 66, spec, 11.5, "middle"))
+        turn = 104 if y < middle - 20 else middle + 8
+        drawn.append(
+            line([(88, turn), (100, turn), (100, y + 27)], more=' stroke-linejoin="round"')
+        )
+        drawn.append(arrow(100, y + 27, table - 5, y + 27))
+    says = (
+        "One weight, w_DF, with its dimensions named embed and hidden. The table by_columns maps "
+        "embed to None and hidden to model, and the array lies in four groups of columns. The "
+        "table by_rows maps embed to model and hidden to None, and it lies in four groups of rows."
+    )
+    return figure(360, 208, says, drawn)
+
+
+ROWS = [  # what it is called, its dimensions
+    ("w_ID", "ID"),
+    ("place_SD", "SD"),
+    ("two scales", "D"),
+    ("w_q, w_k, w_v", "DHC"),
+    ("w_o", "HCD"),
+    ("w_DF", "DF"),
+    ("b_F", "F"),
+    ("w_FD", "FD"),
+    ("b_D", "D"),
+    ("w_DV", "DV"),
+    None,  # from here on activations, whose D is not named
+    ("x_BSD", "BSd"),
+    ("logits_BV", "BV"),
+]
+COLUMNS = {
+    "data parallel": ["data", "parallel"],
+    "FSDP": ["FSDP"],
+    "tensor parallel": ["tensor", "parallel"],
+    "FSDP x tensor": ["FSDP", "× tensor"],
+}
+SIDE, LEFT, WIDE, TOP, HIGH = 17, 98, 66, 42, 23
+
+
+def boxes(x, y, dimensions, rules):
+    """A box for each dimension, in the colour of the axis that shards it."""
+    names = [NAME_OF.get(letter) for letter in dimensions]
+    drawn = []
+    for number, (letter, axis) in enumerate(zip(dimensions, rules(*names), strict=True)):
+        at, middle = x + (SIDE + 2) * number, SIDE / 2
+        if axis:
+            drawn.append(rect(at, y, SIDE, SIDE, COLOUR[axis], radius=2))
+            word = text(at + middle, y + 13, letter.upper(), 12, "middle", True)
+            drawn.append(f'<g fill="#fff">{word}</g>')
+        else:
+            drawn.append(frame(at, y, SIDE, SIDE, INK, opacity=0.4))
+            drawn.append(text(at + middle, y + 13, letter.upper(), 12, "middle", opacity=0.75))
+    return drawn
+
+
+def named_grid():
+    """Rows are weights and activations, columns are tables."""
+    drawn = []
+    for number, words in enumerate(COLUMNS.values()):
+        x = LEFT + WIDE * number
+        for row, word in enumerate(words):
+            y = (14 if len(words) == 2 else 21) + 14 * row
+            drawn.append(text(x, y, word, 11.5, bold=True))
+    y = TOP
+    for entry in ROWS:
+        if entry is None:
+            drawn.append(line([(0, y + 1), (360, y + 1)], more=' stroke-opacity=".35"'))
+            y += 8
+            continue
+        name, dimensions = entry
+        drawn.append(text(0, y + 13, name, 12))
+        for number, table in enumerate(COLUMNS):
+            drawn += boxes(LEFT + WIDE * number, y, dimensions, PAGE["tables"][table])
+        y += HIGH
+    key = [("data", "sharded along data", 0), ("model", "along model", 152), (None, "whole", 258)]
+    y += 4
+    for axis, words, x in key:
+        if axis:
+            drawn.append(rect(x, y, SIDE, SIDE, COLOUR[axis], radius=2))
+        else:
+            drawn.append(frame(x, y, SIDE, SIDE, INK, opacity=0.4))
+        drawn.append(text(x + SIDE + 6, y + 13, words, 12))
+    says = (
+        "A grid. Rows are the weights of the model and, below a line, two activations, each with a "
+        "box for every dimension. Columns are four tables. Data parallel: only B of activations is "
+        "blue. FSDP: every D of a weight is blue, and B of activations. Tensor parallel: every F, "
+        "H and V is orange. FSDP with tensor: both. D of an activation, and C, are always whole."
+    )
+    return figure(360, y + SIDE + 4, says, drawn)
+
+
+def letters(x, y, dimensions, cut):
+    """A box for each dimension; the one that is cut has the colour of `model`."""
+    drawn = []
+    for number, letter in enumerate(dimensions):
+        at, middle = x + (SIDE + 2) * number, SIDE / 2
+        if letter == cut:
+            drawn.append(rect(at, y, SIDE, SIDE, MODEL, radius=2))
+            word = text(at + middle, y + 13, letter, 12, "middle", True)
+            drawn.append(f'<g fill="#fff">{word}</g>')
+        else:
+            drawn.append(frame(at, y, SIDE, SIDE, INK, opacity=0.4))
+            drawn.append(text(at + middle, y + 13, letter, 12, "middle", opacity=0.75))
+    return drawn
+
+
+def head_size():
+    """Queries times keys, with heads or features of a head along `model`."""
+    ways = [
+        ("heads along model", "H", "whole scores of its own heads"),
+        ("head_size along model", "C", "partial scores of all heads: all-reduce"),
+    ]
+    drawn = []
+    for number, (title, cut, outcome) in enumerate(ways):
+        y = 14 + 84 * number
+        drawn.append(text(0, y, title, 12.5, bold=True))
+        top = y + 24
+        for x, name, dimensions in [(0, "queries", "BSHC"), (112, "keys", "BTHC")]:
+            drawn.append(text(x, top - 5, name, 11.5))
+            drawn += letters(x, top, dimensions, cut)
+        drawn.append(text(93, top + 14, "·", 16, "middle", True))
+        drawn.append(arrow(194, top + 9, 218, top + 9))
+        drawn.append(text(226, top - 5, "scores", 11.5))
+        drawn += letters(226, top, "BHST", cut)
+        drawn.append(text(360, top + 36, outcome, 12, "end"))
+    says = (
+        "Queries with the dimensions B, S, H and C are multiplied with keys, B, T, H and C, to "
+        "scores, B, H, S and T. With heads along model, H is coloured in all three, and each "
+        "device has the scores of its heads. With head_size along model, C is coloured in queries "
+        "and keys only, and each device has a part of every score."
+    )
+    return figure(360, 162, says, drawn)
+
+
+def draw():
+    return {"logical_axes": logical_axes(), "named_grid": named_grid(), "head_size": head_size()}
+
+
+if __name__ == "__main__":
+    write(draw())
