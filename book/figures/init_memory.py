@@ -12,7 +12,7 @@ PIECE = WHOLE / DEVICES
 LIMIT = 16
 WAYS = [  # heading, where, [(moment, GB that are whole, GB in pieces)]
     (
-        "Notes only",
+        "One device",
         "on device 0",
         [("draw", WHOLE, 0.0), ("draw", 2 * WHOLE, 0.0)],
     ),
@@ -56,9 +56,9 @@ def draw():
     key = FLOOR + 38
     parts += [rect(4, key - 9, 10, 10, INK, 0.45), text(20, key, "whole", 11.5)]
     parts += [rect(70, key - 9, 10, 10, DATA, 0.9), text(86, key, "pieces", 11.5)]
-    parts.append(text(140, key, "GB of arrays on one device", 11.5, opacity=0.8))
+    parts.append(text(140, key, "GB of arrays on a device", 11.5, opacity=0.8))
     says = (
-        f"GB on one device while the large model is made. Notes only: {WHOLE:.1f}, then "
+        f"GB on one device while the large model is made. On one device: {WHOLE:.1f}, then "
         f"{2 * WHOLE:.1f}, above {LIMIT}. Eager sharding: {WHOLE:.1f}, {PIECE:.1f}, "
         f"{WHOLE + PIECE:.1f}, {2 * PIECE:.1f}. Under jax.jit: {2 * PIECE:.1f}."
     )

@@ -4,13 +4,15 @@ The numbers are moved and added by the program, one message at a time, and check
 against what the collective promises. A row is a device, a column is a place for one number.
 """
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from kit import INK, arrow, figure, frame, line, rect, text, write
 
 AXIS_X = "var(--ms-axis-2,#8a6ae0)"  # the colour that meshscope gives an axis X
 N = 4
-SIZE = 4 * 64 * 512  # bytes of the array: A of the page on sharded matmuls, float32
+SIZE = 4 * 64 * 512  # S, the bytes of the whole array; the drawings give shares of it
+GLYPH = {Fraction(1, 4): "¼", Fraction(3, 4): "¾"}
 PIECE = SIZE // N  # one number of a reduce-scatter, an all-gather or an all-reduce
 
 CELL, HIGH, GAP = 18, 18, 13  # px: a cell's width and height, between two rows
@@ -187,6 +189,12 @@ def devices(y):
     return drawn
 
 
+def share(sent):
+    """Bytes as a share of S, the bytes of the whole array."""
+    part = Fraction(sent, SIZE)
+    return f"{GLYPH.get(part, f'{part * N * N}/{N * N}')} S"
+
+
 def total(moments):
     return sum(moment.sent for moment in moments)
 
@@ -201,7 +209,7 @@ def collective(moments, says, sums, label="each sends"):
         drawn.append(text(x, 12, moment.says, 12, opacity=0.85))
         drawn += drawn_frame(x, y, moment)
         if number:
-            drawn.append(text(x, below, f"{moment.sent:,} bytes", 11))
+            drawn.append(text(x, below, share(moment.sent), 12))
             if not moment.moves:  # three steps in one
                 drawn.append(text(x, below + 15, f"in {N - 1} steps", 11))
                 middle = y + DOWN * N / 2 - GAP / 2
@@ -221,38 +229,37 @@ def draw():
             reduce_scatter(),
             f"{ring}Reduce-scatter: each device starts with four numbers; in three steps each "
             "passes a partial sum to the next, which adds its own; then device i holds the sum of "
-            f"column i: {sums}. In each step each device sends {PIECE:,} bytes, a quarter of the "
-            "array.",
-            f"together ¾ of {SIZE:,} = {once:,} bytes",
+            f"column i: {sums}. In each step each device sends a quarter of the array.",
+            f"together {share(once)}",
         ),
         "ring_all_gather": collective(
             all_gather(),
             f"{ring}All-gather: device i starts with one number, {sums} in turn; in three steps "
             "the numbers travel around and each device keeps a copy, until all have all four. In "
-            f"each step each device sends {PIECE:,} bytes, a quarter of the array.",
-            f"together ¾ of {SIZE:,} = {once:,} bytes",
+            "each step each device sends a quarter of the array.",
+            f"together {share(once)}",
         ),
         "ring_all_reduce": collective(
             all_reduce(),
             f"{ring}All-reduce: each device starts with four numbers. A reduce-scatter in three "
             "steps leaves each with the sum of one column, an all-gather in three more gives all "
-            f"four sums, {sums}, to every device. Each half sends {once:,} bytes.",
-            f"together 2 · ¾ of {SIZE:,} = {total(all_reduce()):,} bytes",
+            f"four sums, {sums}, to every device. Each half sends three quarters of the array.",
+            f"together 2 · {share(once)}",
         ),
         "ring_all_to_all": collective(
             all_to_all(),
             f"{ring}All-to-all: device i starts with row i of a table and ends with column i. "
             "Numbers for devices further away are passed on, so that a device passes three numbers "
-            f"in the first step, two in the second and one in the third, "
-            f"{total(all_to_all()):,} bytes; half of them are its own.",
-            f"of its own ¾ of ¼ of {SIZE:,} = {once // N:,} bytes",
+            "in the first step, two in the second and one in the third, "
+            f"{share(total(all_to_all()))}; half of it is its own.",
+            f"of its own {share(once // N)}",
             "passes on",
         ),
         "ring_permute": collective(
             permute(),
             f"{ring}Collective-permute: in one step each device sends its row of numbers, "
-            f"{PIECE:,} bytes, to the next device, and the last to the first.",
-            f"¼ of {SIZE:,} = {PIECE:,} bytes",
+            "a quarter of the array, to the next device, and the last to the first.",
+            f"{share(PIECE)} in one step",
         ),
     }
 
