@@ -1,0 +1,56 @@
+"""Figure: the gradient that crosses between two servers in HSDP, with the cast late or early.
+
+The matrix is that of chapter 10's HSDP section, whose strip checks both numbers of bytes in the
+compiled program. Bars are what a device adds up with its partner in the other server.
+"""
+
+from kit import DATA, arrow, figure, frame, rect, text, write
+
+ROWS, COLUMNS, BYTES = 32, 16, 4  # of the matrix; float32
+SERVERS, DEVICES = 2, 4  # along `data`; along `fsdp`, in each server
+WHOLE = ROWS * COLUMNS * BYTES
+
+SERVER, GAP = 136, 88  # px: width of a server, the wire between two
+BAR, HIGH, STEP = 20, 48, 32  # px: a whole gradient, and from bar to bar
+
+
+def panel(top, title, order, pieces):
+    """Two servers; each device's gradient is whole, or one of `pieces`, when it is reduced."""
+    size = WHOLE // pieces
+    parts = [text(0, top, title, 13, bold=True), text(0, top + 17, order, 12, opacity=0.85)]
+    upper = top + 28
+    for server in range(SERVERS):
+        left = server * (SERVER + GAP)
+        parts.append(frame(left + 0.5, upper, SERVER - 1, HIGH + 34, opacity=0.5))
+        for device in range(DEVICES):
+            x = left + 10 + STEP * device
+            place = device % pieces * HIGH / pieces
+            parts.append(frame(x, upper + 10, BAR, HIGH, opacity=0.35))
+            parts.append(rect(x, upper + 10 + place, BAR, HIGH / pieces, DATA))
+            number = str(server * DEVICES + device)
+            parts.append(text(x + BAR / 2, upper + HIGH + 25, number, 11, "middle", opacity=0.8))
+    middle, centre = SERVER + GAP / 2, upper + 10 + HIGH / 2
+    parts += [
+        arrow(middle - 4, centre, SERVER + 6, centre, DATA),
+        arrow(middle + 4, centre, SERVER + GAP - 6, centre, DATA),
+        text(middle, centre - 10, f"{size:,} bytes", 12, "middle", True),
+        text(middle, centre + 20, "of each device", 11, "middle", opacity=0.85),
+    ]
+    said = f"{title}: each device reduces {size:,} bytes with its partner in the other server"
+    return parts, upper + HIGH + 34, said
+
+
+def draw():
+    late, bottom, first = panel(13, "JAX casts, after the gather", "backward: reduce, scatter", 1)
+    early, bottom, second = panel(
+        bottom + 28, "We cast, before the gather", "backward: scatter, reduce", DEVICES
+    )
+    says = (
+        "Two servers of four devices each, twice, with a slow wire between them; a bar is a "
+        f"device's gradient when it is reduced over the wire. {first}. {second}."
+    )
+    return {"hsdp_cast": figure(360, bottom + 4, says, late + early)}
+
+
+if __name__ == "__main__":
+    write(draw())
