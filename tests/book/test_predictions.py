@@ -2,36 +2,30 @@
 
 The cells tagged `rerun`, and all before them that show, run again with the mesh of the cell tagged
 `mesh` made 4×2 and 1×8: what such a cell prints as predicted and as measured must be the same. Cells
-tagged `fixed-mesh` are left out. In the old form all cells tagged `predicted` are rerun, and assert.
+tagged `fixed-mesh` are left out.
 """
 import re
 
 import pytest
 
 from bookkit.lint.anatomy import WRITTEN_MESH
-from bookkit.lint.rules import in_old_form
 from bookkit.model.chapter import chapters
 from bookkit.run.cells import as_jobs, run_jobs
-from rules import BOOK, verify
+from rules import verify
 
 pytestmark = pytest.mark.reads()  # the code of pages alone
 
 OTHERS = ("(4, 2)", "(1, 8)")
 
 
-def is_old(chapter):
-    return in_old_form(BOOK, chapter.name)
-
-
 def last_predicted(chapter):
-    """The last cell whose prediction is computed: in the old form all are, else they are tagged rerun."""
-    tag = "predicted" if is_old(chapter) else "rerun"
-    return max((cell.index for cell in chapter.code if tag in cell.tags), default=None)
+    """The last cell whose prediction is computed."""
+    return max((cell.index for cell in chapter.code if "rerun" in cell.tags), default=None)
 
 
 def with_mesh(chapter, shape):
     """The job of a chapter up to its last prediction, on another mesh; proofs are about the page's own."""
-    cells = [cell for cell in (chapter.code if is_old(chapter) else chapter.shown)
+    cells = [cell for cell in chapter.shown
              if cell.index <= last_predicted(chapter) and "fixed-mesh" not in cell.tags]
     job = as_jobs(cells, id=(chapter.name, shape), timeout=200)
     for cell in job["cells"]:
@@ -46,7 +40,7 @@ SAID = re.compile(r"predicted\b(.*?)·\s*measured\b(.*)")
 def unlike_predicted(chapter, outcome):
     """Lines of the cells tagged rerun in which the two differ; a cell without such a line is named too."""
     printed = {entry["end"]: entry["printed"] for entry in outcome["cells"]}
-    for cell in chapter.code if not is_old(chapter) else ():
+    for cell in chapter.code:
         if "rerun" in cell.tags and cell.index in printed and cell.index != outcome["failed"]:
             lines = [line for line in printed[cell.index].splitlines() if SAID.search(line)]
             for line in lines or ["nothing as predicted and measured"]:

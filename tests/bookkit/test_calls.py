@@ -31,10 +31,10 @@ def book(tmp_path_factory):
                   code(f"def check_{name}(answer):\n    {body}", f"check-{name}"),
                   code(f"answer_{name} = 1", f"solution-{name}")]
     (root / "book").mkdir()
-    (root / "tests").mkdir()
+    (root / "tests" / "pages").mkdir(parents=True)
     (root / f"{PAGE}.md").write_text(FRONT + "\n# A\n\n" + "\n\nWords.\n\n".join([*cells, code("print(shown + 1)")]) + "\n")
-    (root / "tests" / "exercises.toml").write_text(
-        "\n".join(f'["99-bad".{name}]\nwrong = "answer_{name} = 2"\nwhy = "two"' for name in CHECKS))
+    (root / "tests" / "pages" / "99-bad.toml").write_text(
+        "\n".join(f'[exercise.{name}]\nwrong = "answer_{name} = 2"\nwhy = "two"' for name in CHECKS))
     (root / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGE}\n")
     shutil.copyfile(ROOT / "_config.yml", root / "_config.yml")
     return Book(root)
@@ -59,10 +59,9 @@ def test_a_wrong_answer_to_no_exercise_is_seen(executed):
 
 
 def test_a_page_has_its_answers_in_its_own_table(book):
-    (book.root / "tests" / "pages").mkdir()
-    (book.root / "tests" / "pages" / "98-new.toml").write_text('[exercise.a]\nwrong = "answer_a = 2"\nwhy = "two"\n')
-    assert calls.wrong_answers(book, "book/98-new")["a"]["why"] == "two"
     assert set(calls.wrong_answers(book, PAGE)) == set(CHECKS)
+    assert calls.wrong_answers(book, PAGE)["good"]["why"] == "two"
+    assert calls.wrong_answers(book, "book/98-none") == {}
 
 
 def test_without_its_calls_a_chapter_is_what_it_was(book, executed):

@@ -76,18 +76,7 @@ def children_of_all():
     return known & {pid for pid, _, words in table if "run/cells.py" in words}
 
 
-def test_predictions_see(monkeypatch):
-    monkeypatch.setitem(test_predictions.BOOK.exceptions, "old_form", ["99-bad"])
-    good = toy(code("assert predicted * sizes[0] == 16", "predicted"))
-    typed = toy(code("assert predicted == 8", "predicted"))
-    shown = toy(code("assert sizes == (2, 4)", "fixed-mesh"), code("assert predicted * sizes[0] == 16", "predicted"))
-    for chapter, said in ((good, ""), (shown, ""), (typed, "(4, 2)")):
-        assert said in "\n".join(test_predictions.failures([chapter])["99-bad"])
-        assert bool(said) == bool(test_predictions.failures([chapter])["99-bad"])
-
-
-def test_only_predictions_that_say_so_run_again_in_the_new_form(monkeypatch):
-    monkeypatch.setitem(test_predictions.BOOK.exceptions, "old_form", [])
+def test_only_predictions_that_say_so_run_again():
     chapter = toy(code("1", "predicted", "rerun"), code("2", "predicted"))
     assert test_predictions.last_predicted(chapter) == 5
     assert test_predictions.last_predicted(toy(code("1", "predicted"))) is None
@@ -99,9 +88,8 @@ def test_only_predictions_that_say_so_run_again_in_the_new_form(monkeypatch):
     ("print(rows)", "prints 'nothing as predicted and measured'"),
     ("print(f'predicted 1 · measured 1', proven)", "fails: NameError"),
 ])
-def test_predictions_in_the_new_form_see(monkeypatch, source, said):
+def test_predictions_see(source, said):
     """What is printed is compared, and proofs, which are about one mesh, do not run."""
-    monkeypatch.setitem(test_predictions.BOOK.exceptions, "old_form", [])
     chapter = toy(code("assert sizes == (2, 4)\nproven = 1", "proof"), code(source, "predicted", "rerun"))
     found = test_predictions.failures([chapter])["99-bad"]
     assert len(found) == 2 * bool(said), found

@@ -10,14 +10,14 @@ from toy import FRONT, code
 
 pytestmark = pytest.mark.reads()  # made-up chapters
 
-FAULTY = parse("99-bad", FRONT + "\n# A\n\n" + "\n\n".join(map(code, [
-    "sizes = (2, 4)", "rows = 16", "predicted = rows // sizes[0]", "shown = predicted", "assert predicted == 8",
-    "assert rows < 20"])) + "\n")
+FAULTY = parse("99-bad", FRONT + "\n# A\n\n" + "\n\n".join([
+    code("sizes = (2, 4)", "id-sizes"), *map(code, ["rows = 16", "predicted = rows // sizes[0]", "shown = predicted"]),
+    code("assert predicted == 8", "id-eight"), code("assert rows < 20", "id-few")]) + "\n")
 
 
 def fault(**changes):
     return {"chapter": "99-bad", "rows": ["A2"], "name": "halved", "find": "rows = 16", "replace": "rows = 8",
-            "fails": "assert predicted == 8", **changes}
+            "fails": "eight", **changes}
 
 
 @pytest.mark.parametrize("changes, word", [
@@ -25,7 +25,7 @@ def fault(**changes):
     ({"replace": "rows = 17"}, "SURVIVED"),
     ({"replace": "rows = 17", "survives": "17 // 2 is 8"}, "survives"),
     ({"survives": "no"}, "NOTICED"),
-    ({"fails": "assert rows < 20"}, "ELSEWHERE"),
+    ({"fails": "few"}, "ELSEWHERE"),
     ({"replace": "rows = sixteen"}, "BROKEN"),
     ({"find": "shown = predicted", "replace": "while True: pass"}, "HUNG"),
 ])
@@ -40,11 +40,11 @@ def test_verdicts(changes, word):
 @pytest.mark.parametrize("changes, piece", [
     ({"find": "rows"}, "times"),
     ({"find": "none"}, "0 times"),
-    ({"fails": "none"}, "0 code cells"),
+    ({"fails": "none"}, "id-none, a tag that no cell"),
     ({"replace": "rows = 16"}, "the same"),
     ({"replace": "rows = ("}, "not Python"),
     ({"replace": "rows = 8\nrows = 9"}, "one line"),
-    ({"fails": "sizes = (2"}, "stands before"),
+    ({"fails": "sizes"}, "stands before"),
     ({"rows": ["Z9"]}, "no row Z9"),
     ({"chapter": "none"}, "no such chapter"),
     ({}, ""),

@@ -156,5 +156,5 @@ def test_patterns_name_files_as_a_shell_does():
     assert selection.matches("locale/zh_TW/a.po", "locale/") and not selection.matches("book/01-a.md", "*.md")
     for name in ("book/01-a.md", "notebooks/zh-TW/01-a.ipynb", "locale/terms.toml", "README.md"):
         assert selection.is_prose(name), name
-    for name in ("book/cells/setup.py", "notebooks/conftest.py", "tests/exercises.toml", "bookkit/src/bookkit/x.py"):
+    for name in ("book/cells/setup.py", "notebooks/conftest.py", "tests/pages/01-a.toml", "bookkit/src/bookkit/x.py"):
         assert not selection.is_prose(name), name

@@ -341,7 +341,7 @@ def test_the_report_fails_for_what_is_not_on_the_list_and_writes_what_is_left(ed
     root = edited[0].root
     lists = root / "tests" / "exceptions.toml"
     lists.parent.mkdir()
-    lists.write_text("old_form = []\n\n[untranslated.zh_TW]\n02-variables = 2\n")
+    lists.write_text("few-timings = []\n\n[untranslated.zh_TW]\n02-variables = 2\n")
     book = Book(root)
     again = (book, *edited[1:])
     status, _, err = report(again, monkeypatch, capsys)
@@ -351,7 +351,7 @@ def test_the_report_fails_for_what_is_not_on_the_list_and_writes_what_is_left(ed
     assert status == BROKEN and "02-variables" not in err and "0 messages may be left untranslated, 2 before" in out
     status, out, err = report((Book(root), *edited[1:]), monkeypatch, capsys, "--count", "01-mesh")
     assert status == 0, err
-    assert tomllib.loads(lists.read_text()) == {"old_form": [], "untranslated": {"zh_TW": {"01-mesh": 2}}}
+    assert tomllib.loads(lists.read_text()) == {"few-timings": [], "untranslated": {"zh_TW": {"01-mesh": 2}}}
     lists.unlink()
     lists.parent.rmdir()
 

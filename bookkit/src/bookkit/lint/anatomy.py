@@ -9,8 +9,8 @@ import ast
 import re
 
 from bookkit.lint.prose import blocks
-from bookkit.lint.rules import CHAPTER, OLD, PAGE, WHOLE, Page, Said, SaidOfBook, in_old_form, rule
-from bookkit.lint.tables import EXERCISES, PAGES
+from bookkit.lint.rules import CHAPTER, PAGE, WHOLE, Page, Said, SaidOfBook, rule
+from bookkit.lint.tables import PAGES
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, chapters
 from bookkit.run.calls import wrong_answers
@@ -19,7 +19,7 @@ EXERCISE_PARTS = ("exercise-", "check-", "solution-")
 WRITTEN_MESH = "(2, 4)"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def badge(page: Page) -> Said:
     """A page with code opens with its title, then the Colab badge and a link to the site."""
     if page.kind == PAGE and not page.chapter.code:
@@ -40,7 +40,7 @@ def titled(first: Cell) -> bool:
     return first.kind == "markdown" and bool(re.match(r"# \S", first.source))
 
 
-@rule(CHAPTER, OLD)
+@rule(CHAPTER)
 def opening(page: Page) -> Said:
     """A chapter opens with its question and answer in bold, You will, You need."""
     first = page.chapter.cells[0]
@@ -72,7 +72,7 @@ def section(chapter: Chapter, pattern: str) -> str | None:
     return rest[: end.start()] if end else rest
 
 
-@rule(CHAPTER, OLD)
+@rule(CHAPTER)
 def closing(page: Page) -> Said:
     """A chapter closes with Takeaways (1 to 5), In practice, Exercises, Further reading."""
     last = page.chapter.cells[-1].line
@@ -117,7 +117,7 @@ def defined_names(source: str) -> set[str]:
     return names
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def exercise_cells(page: Page) -> Said:
     """An exercise, which each chapter has, is a stub, a check that asks it, a folded solution."""
     found = exercises(page.chapter)
@@ -152,56 +152,11 @@ def answers_listed(book: Book) -> SaidOfBook:
     """Each exercise has a wrong answer beside its page, and why it is one."""
     for chapter in chapters(book.root):
         found, listed = exercises(chapter), wrong_answers(book, f"book/{chapter.name}")
-        path, head = where_answers_stand(book, chapter.name)
+        path = f"{PAGES}/{chapter.name}.toml"
         for name in found:
             entry = listed.get(name, {})
             if not entry.get("wrong") or not entry.get("why"):
                 needs = f"needs `wrong` (Python that assigns answer_{name}) and `why`"
-                yield path, 1, f"[{head}.{name}] {needs}"
+                yield path, 1, f"[exercise.{name}] {needs}"
         for name in set(listed) - set(found):
-            yield path, 1, f"[{head}.{name}] has no exercise in the chapter: delete it"
-
-
-def where_answers_stand(book: Book, chapter: str) -> tuple[str, str]:
-    """The table, and what its headings begin with."""
-    if in_old_form(book, chapter):
-        return EXERCISES, f'"{chapter}"'
-    return f"{PAGES}/{chapter}.toml", "exercise"
-
-
-# Predictions.
-
-
-def names_in(tree: ast.AST, *, stored: bool = False) -> set[str]:
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return {node.id for node in found if not stored or isinstance(node.ctx, ast.Store)}
-
-
-def of_prediction(names: set[str]) -> bool:
-    return any(name.startswith("predicted") for name in names)
-
-
-@rule(OLD)
-def prediction_cells(page: Page) -> Said:
-    """In the old form a prediction is computed in a cell tagged predict, asserted in another."""
-    tagged = {
-        tag: [cell for cell in page.chapter.code if tag in cell.tags]
-        for tag in ("mesh", "predict", "predicted")
-    }
-    if len(tagged["mesh"]) != 1:
-        yield 1, f"{len(tagged['mesh'])} cells tagged mesh; one makes the chapter's mesh"
-    elif tagged["mesh"][0].source.count(WRITTEN_MESH) != 1:
-        what = f"tagged mesh, it holds {WRITTEN_MESH} once, for tests to put others there"
-        yield tagged["mesh"][0].line, what
-    if not tagged["predict"] or not tagged["predicted"]:
-        how = "compute one in a cell tagged predict and assert it in a later one tagged predicted"
-        yield 1, f"no prediction; {how}"
-    for cell in tagged["predict"]:
-        if not of_prediction(names_in(ast.parse(cell.source), stored=True)):
-            yield cell.line, "tagged predict, but assigns no name that begins with predicted"
-    for cell in tagged["predicted"]:
-        asserts = [
-            node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Assert)
-        ]
-        if not any(of_prediction(names_in(one)) for one in asserts):
-            yield cell.line, "tagged predicted, but asserts nothing about predicted…"
+            yield path, 1, f"[exercise.{name}] has no exercise in the chapter: delete it"

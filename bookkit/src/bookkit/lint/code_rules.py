@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-import statistics
 
-from bookkit.lint.rules import CHAPTER, OLD, PAGE, Page, Said, rule
+from bookkit.lint.rules import CHAPTER, PAGE, Page, Said, rule
 from bookkit.model.chapter import shared_cells
 
-COLUMNS, LINES = 88, 30
+COLUMNS = 88
 # proof, stored: form.py. mesh, fixed-mesh: what predictions that are tagged rerun are run on.
 # lesson: a cell that asserts because that is what it teaches. from-NAME: a passage of examples/.
 KNOWN_TAGS = re.compile(
     r"setup|hide-cell|raises-exception|timing|mesh|fixed-mesh|predicted|rerun|proof|stored|lesson"
     r"|(?:shared|exercise|check|solution)-[a-zA-Z_]\w*|(?:id|from)-[a-z0-9]+(?:-[a-z0-9]+)*"
 )
-OLD_TAGS = re.compile(
-    r"setup|hide-cell|hide-input|hide-output|raises-exception|timing|mesh|fixed-mesh|predict|predicted"
-    r"|(?:shared|exercise|check|solution)-[a-zA-Z_]\w*"
-)
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def narrow_lines(page: Page) -> Said:
     """Code has at most 88 columns, the setup cell 100."""
     for cell in page.chapter.code:
@@ -31,38 +26,14 @@ def narrow_lines(page: Page) -> Said:
                 yield number, f"{len(line)} columns; break it before {limit}"
 
 
-@rule(OLD)
-def short_cells(page: Page) -> Said:
-    """In the old form cells have five lines or so, one in ten more than 15, none more than 30."""
-    cells = [cell for cell in page.chapter.code if "setup" not in cell.tags]
-    for cell in cells:
-        if len(cell.lines) > LINES:
-            yield cell.line, f"{len(cell.lines)} lines in the cell; split it, {LINES} are the limit"
-    lengths = [len(cell.lines) for cell in cells]
-    if lengths and (median := statistics.median(lengths)) > 5:
-        yield 1, f"the median cell has {median} lines; 5 are the limit: one idea in each cell"
-    long = [cell for cell in cells if len(cell.lines) > 15]
-    if len(long) > len(cells) / 10:
-        where = ", ".join(str(cell.line) for cell in long)
-        many = f"{len(long)} of {len(cells)} cells have more than 15 lines"
-        yield 1, f"{many} (those at lines {where}); a tenth may: split some"
-
-
-@rule(OLD)
-def few_cells(page: Page) -> Said:
-    """In the old form a chapter has at most 45 code cells."""
-    if len(page.chapter.code) > 45:
-        yield 1, f"{len(page.chapter.code)} code cells; 45 are the limit: take some out"
-
-
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def few_timings(page: Page) -> Said:
     """At most two cells of a page are tagged timing."""
     for cell in [cell for cell in page.chapter.code if "timing" in cell.tags][2:]:
         yield cell.line, "a third cell tagged timing; a page may have two"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def plain_python(page: Page) -> Said:
     """Cells are plain Python, without magics and shell lines."""
     for cell in page.chapter.code:
@@ -76,17 +47,19 @@ def plain_python(page: Page) -> Said:
             )
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def known_tags(page: Page) -> Said:
     """Cells have tags that some check knows."""
-    name, known = ("OLD_TAGS", OLD_TAGS) if page.kind == OLD else ("KNOWN_TAGS", KNOWN_TAGS)
     for cell in page.chapter.cells:
         for tag in cell.tags:
-            if not known.fullmatch(tag):
-                yield cell.line, f"no check knows the tag {tag!r}; {name} in code_rules.py has all"
+            if not KNOWN_TAGS.fullmatch(tag):
+                yield (
+                    cell.line,
+                    f"no check knows the tag {tag!r}; KNOWN_TAGS in code_rules.py has all",
+                )
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def same_bytes(page: Page) -> Said:
     """Cells that chapters share are the bytes of book/cells/."""
     shared = shared_cells(page.book)
@@ -106,7 +79,7 @@ def same_bytes(page: Page) -> Said:
             yield cell.line + off, what
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def setup_is_second(page: Page) -> Said:
     """The second cell of a page with code, and no other, is the folded setup cell."""
     whole_program = any(cell.tagged("from-") for cell in page.chapter.code)

@@ -26,7 +26,7 @@ from bookkit.lint import (
     rows,
     tables,
 )
-from bookkit.lint.rules import RULES, Finding, Page, Rule, bound_as, of_book, of_page, of_text
+from bookkit.lint.rules import RULES, Finding, Page, Rule, of_book, of_page, of_text
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import load_chapter, page_files
 
@@ -56,9 +56,7 @@ def findings(
         yield from of_text(name, text, book, rules)
         if path in pages:
             page = name.removesuffix(".md")
-            yield from of_page(
-                Page(load_chapter(path), bound_as(book, page), book, any_stack), rules
-            )
+            yield from of_page(Page(load_chapter(path), book.kind(page), book, any_stack), rules)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Plant one fault at a time in a chapter and see whether the chapter notices.
 
-    bookkit mutants                       every fault of tests/pages/ and tests/mutants.toml
+    bookkit mutants                       every fault of tests/pages/
     bookkit mutants --chapter 02-variables --name swapped-axes
     bookkit mutants --seconds 600 --seed 7     a seeded sample that ends in time
 
@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from bookkit.lint.tables import Entry as Fault
-from bookkit.lint.tables import listed_faults, names_by_slug
+from bookkit.lint.tables import listed_faults
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, by_name
 from bookkit.run.cells import as_jobs, run_jobs
@@ -64,20 +64,13 @@ def fit_to_chapter(fault: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
 
 
 def cell_that_fails(fault: Fault, chapter: Chapter) -> Cell:
-    """Named by its tag, or, in the old form, by a piece of it; a survivor runs to the last cell."""
+    """Named by its tag; a survivor runs to the last cell."""
     name, given = label(fault), fault.get("fails")
     if given is None:
         return chapter.code[-1]
-    if names_by_slug(fault):
-        if target := chapter.named(given):
-            return target
-        raise BadEntry(f"{name}: `fails` names id-{given}, a tag that no cell of the page has")
-    targets = chapter.holding(given)
-    if len(targets) != 1:
-        raise BadEntry(
-            f"{name}: `fails` is found in {len(targets)} code cells, not in one: {given!r}"
-        )
-    return targets[0]
+    if target := chapter.named(given):
+        return target
+    raise BadEntry(f"{name}: `fails` names id-{given}, a tag that no cell of the page has")
 
 
 FIELDS = {  # what an entry cannot do without

@@ -19,7 +19,7 @@ from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rows import asserts
 from bookkit.lint.rules import CHAPTER, PAGE, RULES, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.model.book import Book
-from bookkit.model.chapter import CHECKED, Cell, by_name, page_files
+from bookkit.model.chapter import CHECKED, Cell, page_files
 
 RULE_LINES = 10  # of a show cell, as a rule: the median of a page with at least this many cells
 PLAIN_LINES = 12  # of one that defines no function and no class
@@ -396,17 +396,13 @@ def unlike_a_prediction(page: Page, cell: Cell) -> Said:
 def exceptions_shrink(book: Book) -> SaidOfBook:
     """tests/exceptions.toml lists pages that there are and that still need their place on it."""
     path, there = "tests/exceptions.toml", {one.stem for one in page_files(book.root)}
-    chapters = by_name(book.root)
     for kind, names in book.exceptions.items():
         if kind == "untranslated":
             continue  # bookkit/words/untranslated.py sees to it
-        if kind != "old_form" and kind not in RULES:
+        if kind not in RULES:
             yield path, 1, f"{kind} is no rule: `bookkit lint --rules` names them"
         for name in names:
             if name not in there:
                 yield path, 1, f"{kind} lists {name}, but there is no book/{name}.md: delete it"
             elif names.count(name) > 1:
                 yield path, 1, f"{kind} lists {name} twice: delete one"
-    for name in book.exceptions.get("old_form", ()):
-        if name in chapters and any(cell.is_proof for cell in chapters[name].code):
-            yield path, 1, f"old_form lists {name}, which has proof cells: take it off the list"

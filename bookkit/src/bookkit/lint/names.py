@@ -25,7 +25,7 @@ from typing import Any
 
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.prose import code_spans
-from bookkit.lint.rules import CHAPTER, OLD, PAGE, REFERENCE, WHOLE, Page, Said, SaidOfBook, rule
+from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.model.book import Book
 from bookkit.model.chapter import by_name, page_files
 from bookkit.model.verbs import VERBS
@@ -236,7 +236,7 @@ def shown_on(page: Page) -> str:
     return "\n".join([code_of_all(page.book.root), *fenced])
 
 
-@rule(CHAPTER, PAGE, REFERENCE, OLD)
+@rule(CHAPTER, PAGE, REFERENCE)
 def real_names(page: Page) -> Said:
     """Inline code names what imports here, what the page shows, or what tests/names.toml lists."""
     root = page.book.root

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from nbformat import NotebookNode
 
 from bookkit.lint.prose_rules import bad_alt
-from bookkit.lint.rules import CHAPTER, OLD, PAGE, Page, Said, rule
+from bookkit.lint.rules import CHAPTER, PAGE, Page, Said, rule
 from bookkit.model.chapter import Cell
 
 CHANGING = {
@@ -44,7 +44,7 @@ def text_of_output(output: NotebookNode) -> str:
     )
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def executed(page: Page) -> Said:
     """The code of a page was executed as it stands, so that its outputs can be checked."""
     if page.chapter.code and page.executed is None:
@@ -52,7 +52,7 @@ def executed(page: Page) -> Said:
         yield 1, f"its code changed since it was executed: {how}, then look again"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def quiet(page: Page) -> Said:
     """Nothing is written to stderr, nothing warned of, nothing fails that is not meant to."""
     for cell, output in outputs(page):
@@ -65,7 +65,7 @@ def quiet(page: Page) -> Said:
             yield cell.line, f"fails: {output.ename}: {output.evalue[:120]}"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def same_next_time(page: Page) -> Said:
     """No output will differ next time: no addresses in memory, paths, dates, times of day."""
     for cell, output in outputs(page):
@@ -74,7 +74,7 @@ def same_next_time(page: Page) -> Said:
                 yield cell.line, f"shows {what}, {found[0].strip()!r}; print something else"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def described_pictures(page: Page) -> Said:
     """Each picture among the outputs says what it shows, for readers who cannot see it."""
     for cell, output in outputs(page):

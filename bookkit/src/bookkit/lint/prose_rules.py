@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterator
 
 from bookkit.lint.prose import blocks, headings, read_aloud, sentences, words
-from bookkit.lint.rules import CHAPTER, OLD, PAGE, REFERENCE, Page, Said, rule
+from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, Page, Said, rule
 from bookkit.model.chapter import Cell
 
+PARAGRAPH = 6  # sentences
 BANNED = {
     r"simply|just|obviously|clearly|of course|easily": "tells the reader how it should feel",
     r"(?i:behaviors?|colors?|neighbors?|favor|center(?:s|ed)?|labeled|labeling|modeling"
@@ -33,7 +34,7 @@ def prose(page: Page) -> Iterator[tuple[int, str, str]]:
             yield cell.line + line, kind, text
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def enough_words(page: Page) -> Said:
     """A chapter has 1,500 to 3,500 words of prose; any page has at most 3,500."""
     count, least = sum(len(words(text)) for _, _, text in prose(page)), 1500
@@ -41,7 +42,7 @@ def enough_words(page: Page) -> Said:
         yield 1, f"{count} words of prose; a chapter has 1,500 to 3,500, another page at most those"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def short_sentences(page: Page) -> Said:
     """Sentences have 20 words on average and never more than 45."""
     every = [
@@ -64,18 +65,17 @@ def short_sentences(page: Page) -> Said:
             yield line, f"a sentence of {count} words; make two: {sentence[:70]}…"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def short_paragraphs(page: Page) -> Said:
-    """Paragraphs have at most six sentences, in the old form four."""
-    limit = 4 if page.kind == OLD else 6
+    """Paragraphs have at most six sentences."""
     for line, kind, text in prose(page):
         count = len(sentences(text)) if kind in ("paragraph", "alert") else 0
-        if count > limit:
+        if count > PARAGRAPH:
             about = f'"{read_aloud(text)[:50]}…"'
-            yield line, f"{count} sentences in the paragraph {about}; {limit} are the limit"
+            yield line, f"{count} sentences in the paragraph {about}; {PARAGRAPH} are the limit"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def plain_words(page: Page) -> Said:
     """No word tells the reader how it should feel; spelling is British."""
     for line, _, text in prose(page):
@@ -86,7 +86,7 @@ def plain_words(page: Page) -> Said:
                     yield line, f'"{found[0]}" {why}; use another word'
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def layout_is_memory(page: Page) -> Said:
     """The word layout means order in memory, as in JAX."""
     for line, _, text in prose(page):
@@ -96,7 +96,7 @@ def layout_is_memory(page: Page) -> Said:
                 yield line, f"{means}: {sentence[:60]}"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def sentence_case(page: Page) -> Said:
     """Headings are in sentence case and end with no point."""
     for cell in page.chapter.markdown:
@@ -126,7 +126,7 @@ def bad_alt(alt: str, what: str) -> Iterator[str]:
         yield f"{what} has the alt text {alt!r}; say what it shows, its axes and the conclusion"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def alt_text(page: Page) -> Said:
     """Each picture in Markdown has an alt text that says what it shows."""
     for cell in page.chapter.markdown:
@@ -184,7 +184,7 @@ def hidden(found: re.Match[str]) -> str:
     return re.sub(r"[^\n]", "x", found[0])
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def portable(page: Page) -> Said:
     """The Markdown of a page with code uses only what the site, Colab and GitHub all show."""
     if page.kind == PAGE and not page.chapter.code:
@@ -192,7 +192,7 @@ def portable(page: Page) -> Said:
     for cell in page.chapter.markdown:
         # Code and formulas are left out, but directives look like code and stay.
         text = FORMULA.sub(hidden, CODE_OR_FENCE.sub(hidden, cell.source))
-        text = text if page.kind == OLD else FOLD_TAGS.sub(hidden, text)
+        text = FOLD_TAGS.sub(hidden, text)
         for what, (pattern, remedy) in NOT_EVERYWHERE.items():
             source = cell.source if what == "a MyST role" else text
             for found in re.finditer(pattern, source, re.M):
@@ -219,7 +219,7 @@ def folded_text(page: Page) -> Said:
             yield line_at(cell, found.start()), f"{found[0]} without its other half: write both"
 
 
-@rule(CHAPTER, PAGE, OLD)
+@rule(CHAPTER, PAGE)
 def alerts(page: Page) -> Said:
     """Alerts are GitHub's, alone on their line, and begin with a bold word."""
     for cell in page.chapter.markdown:
@@ -238,7 +238,7 @@ def alerts(page: Page) -> Said:
                 )
 
 
-@rule(CHAPTER, PAGE, REFERENCE, OLD)
+@rule(CHAPTER, PAGE, REFERENCE)
 def one_title(page: Page) -> Said:
     """A page has one title, and its headings skip no level."""
     found = [

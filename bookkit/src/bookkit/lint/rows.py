@@ -2,7 +2,7 @@
 
 A row is shown by each cell that must notice a fault planted for it (`fails`); the tables add cells
 that no fault names, and the sentences of rows that are advice. Each page has its table,
-tests/pages/PAGE.toml; those in the old form share tests/mutants.toml and tests/coverage.toml.
+tests/pages/PAGE.toml.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from bookkit.lint.faults import unfit_faults
 from bookkit.lint.rules import WHOLE, SaidOfBook, rule
-from bookkit.lint.tables import MUTANTS, Entry, listed_faults, listed_rows, names_by_slug
+from bookkit.lint.tables import Entry, listed_faults, listed_rows
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, by_name, page_files
 
@@ -31,10 +31,10 @@ def shown_rows(listed: Iterable[Row], wanted: dict[str, Row], faults: Iterable[E
     """What is listed, and in `noticed` the cells that planted faults name for their rows."""
     found = {(row["id"], row["chapter"]): {"cells": [], **row, "noticed": []} for row in listed}
     for fault in faults:
-        for name in fault["rows"] if "survives" not in fault else ():
+        for name in fault.get("rows", ()) if "survives" not in fault else ():
             if wanted.get(name, {}).get("kind") == "asserted":
                 new = {"id": name, "cells": [], "noticed": []}
-                new |= {"chapter": fault["chapter"], "file": fault.get("file", MUTANTS)}
+                new |= {"chapter": fault["chapter"], "file": fault["file"]}
                 found.setdefault((name, fault["chapter"]), new)["noticed"].append(fault["fails"])
     return list(found.values())
 
@@ -60,17 +60,11 @@ def asserts(cell: Cell) -> bool:
     return False
 
 
-def cell_of(piece: str, chapter: Chapter | None, by_slug: bool) -> Cell | str:
-    """The code cell of this tag, or the one that holds the piece; or what is wrong with it."""
+def cell_of(slug: str, chapter: Chapter | None) -> Cell | str:
+    """The code cell of this tag, or what is wrong with it."""
     if chapter is None:
         return "the page has no code cells"
-    if by_slug:
-        return chapter.named(piece) or f"no cell of {chapter.name} has the tag id-{piece}"
-    found = chapter.holding(piece)
-    if len(found) != 1:
-        where = ", ".join(str(cell.index) for cell in found) or "none"
-        return f"{piece!r} is to be in one code cell of {chapter.name}, but is in {where}"
-    return found[0]
+    return chapter.named(slug) or f"no cell of {chapter.name} has the tag id-{slug}"
 
 
 def problems_of(
@@ -85,12 +79,11 @@ def problems_of(
         yield f"{where}: there is no book/{entry['chapter']}.md"
         return
     chapter, page = books.get(entry["chapter"]), pages[entry["chapter"]]
-    by_slug = names_by_slug(entry)
     if row["kind"] == "asserted":
-        noticed = [cell_of(piece, chapter, by_slug) for piece in entry.get("noticed", ())]
+        noticed = [cell_of(slug, chapter) for slug in entry.get("noticed", ())]
         if not entry.get("cells") and not any(isinstance(c, Cell) and asserts(c) for c in noticed):
             yield f"{where}: an asserted row names its cells, or a fault names one that asserts"
-        for cell in (cell_of(piece, chapter, by_slug) for piece in entry.get("cells", ())):
+        for cell in (cell_of(slug, chapter) for slug in entry.get("cells", ())):
             if isinstance(cell, str):
                 yield f"{where}: {cell}"
             elif not asserts(cell):
@@ -105,8 +98,8 @@ def problems_of(
     source = entry.get("source", "")
     if source.startswith("http") and source not in page:
         yield f"{where}: the page does not link to its source {source}"
-    elif not source or (source not in page and isinstance(cell_of(source, chapter, by_slug), str)):
-        yield f"{where}: `source` is an address that the page links to, or part of one cell"
+    elif not source or (source not in page and isinstance(cell_of(source, chapter), str)):
+        yield f"{where}: `source` is an address that the page links to, or the tag of a cell"
 
 
 def gaps(found: list[Row], every: dict[str, Row], pages: dict[str, str]) -> Iterator[str]:
@@ -121,15 +114,11 @@ def gaps(found: list[Row], every: dict[str, Row], pages: dict[str, str]) -> Iter
 
 def without_faults(found: list[Row], every: dict[str, Row], faults: list[Entry]) -> Iterator[str]:
     """Asserted rows that no planted fault puts to the test."""
-    planted = {(fault["chapter"], name) for fault in faults for name in fault["rows"]}
+    planted = {(fault["chapter"], name) for fault in faults for name in fault.get("rows", ())}
     for entry in found:
         row = every.get(entry["id"])
         if row and row["kind"] == "asserted" and (entry["chapter"], entry["id"]) not in planted:
-            yield f"{entry['id']} in {entry['chapter']} has no fault in {table_of_faults(entry)}"
-
-
-def table_of_faults(entry: Entry) -> str:
-    return entry["file"] if names_by_slug(entry) else MUTANTS
+            yield f"{entry['id']} in {entry['chapter']} has no fault in {entry['file']}"
 
 
 @rule(WHOLE)
@@ -159,9 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, row in every.items():
         shown = []
         for entry in (entry for entry in found if entry["id"] == name):
-            pieces = [*entry.get("cells", ()), *entry["noticed"]]
-            chapter, by_slug = books.get(entry["chapter"]), names_by_slug(entry)
-            cells = [cell_of(piece, chapter, by_slug) for piece in pieces]
+            slugs = [*entry.get("cells", ()), *entry["noticed"]]
+            chapter = books.get(entry["chapter"])
+            cells = [cell_of(slug, chapter) for slug in slugs]
             numbers = ", ".join(
                 str(n) for n in sorted({c.index for c in cells if isinstance(c, Cell)})
             )

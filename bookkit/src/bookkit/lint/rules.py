@@ -2,8 +2,7 @@
 
 A rule's name is its id, the first line of its docstring what it wants. It binds kinds of pages
 (chapter, page, reference), any committed text, or the book as a whole, and yields the line of a
-file with what is wrong and what to do. Chapters that are not yet rewritten, the list old_form of
-tests/exceptions.toml, are a kind of their own until the list is empty.
+file with what is wrong and what to do.
 """
 
 from __future__ import annotations
@@ -20,20 +19,10 @@ from bookkit.model.chapter import Chapter
 from bookkit.run.execute import found_in_cache
 
 CHAPTER, PAGE, REFERENCE = KINDS
-OLD = "old form"  # a chapter where lesson and proof are not yet parted
 TEXT = "text"  # any committed text: the rule is given its name, the text and the book
 WHOLE = "book"  # the rule is given the book, and names the file itself
 Said = Iterator[tuple[int, str]]  # line of the file, what is wrong and what to do
 SaidOfBook = Iterator[tuple[str, int, str]]  # and the file before it
-
-
-def in_old_form(book: Book, name: str) -> bool:
-    return name in book.exceptions.get("old_form", ())
-
-
-def bound_as(book: Book, page: str) -> str:
-    """The kind of page whose rules bind this one: book/01-mesh → chapter."""
-    return OLD if in_old_form(book, page.removeprefix("book/")) else book.kind(page)
 
 
 @dataclass(frozen=True)
@@ -81,7 +70,7 @@ def rule(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(check: Callable[..., Any]) -> Callable[..., Any]:
         name = check.__name__.replace("_", "-")
-        assert name not in RULES and check.__doc__ and set(kinds) <= {*KINDS, OLD, TEXT, WHOLE}
+        assert name not in RULES and check.__doc__ and set(kinds) <= {*KINDS, TEXT, WHOLE}
         RULES[name] = Rule(name, check.__doc__.split("\n")[0].rstrip("."), kinds, check)
         return check
 

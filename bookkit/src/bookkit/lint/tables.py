@@ -6,35 +6,25 @@ A page has one file, tests/pages/PAGE.toml, in which cells are named by their ta
                     fails = SLUG of the cell that must fail first, or survives = the reason
     [[row]]         id, cells = [SLUG, …] that assert it; for advice: text, source = address or SLUG
     [exercise.NAME] wrong = Python that assigns answer_NAME, why = the mistake in it
-
-Pages in the old form have theirs in tests/mutants.toml, coverage.toml and exercises.toml, by
-chapter, and cells are named there by a piece of their code.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from bookkit.lint.rules import WHOLE, SaidOfBook, in_old_form, rule
+from bookkit.lint.rules import WHOLE, SaidOfBook, rule
 from bookkit.model.book import Book
 from bookkit.model.chapter import page_files
 
 Entry = dict[str, Any]  # with "chapter", the page's name, and "file", the table that it stands in
 PAGES = "tests/pages"
-MUTANTS, COVERAGE, EXERCISES = (f"tests/{one}.toml" for one in ("mutants", "coverage", "exercises"))
 KEYS = {
     "fault": {"name", "rows", "find", "replace", "fails", "survives"},
     "row": {"id", "cells", "text", "source"},
     "exercise": {"wrong", "why"},
 }
-
-
-def read_table(book: Book, name: str) -> dict[str, Any]:
-    path = book.root / name
-    return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def tables_of_pages(book: Book) -> dict[str, dict[str, Any]]:
@@ -51,48 +41,22 @@ def entries_of_pages(book: Book, kind: str) -> list[Entry]:
     ]
 
 
-def old_entries(book: Book, name: str, kind: str) -> list[Entry]:
-    """What one of the old tables says of pages in the old form."""
-    every = read_table(book, name).get(kind, ())
-    return [{**one, "file": name} for one in every if in_old_form(book, one["chapter"])]
-
-
 def listed_faults(book: Book) -> list[Entry]:
-    return old_entries(book, MUTANTS, "mutant") + entries_of_pages(book, "fault")
+    return entries_of_pages(book, "fault")
 
 
 def listed_rows(book: Book) -> list[Entry]:
-    return old_entries(book, COVERAGE, "row") + entries_of_pages(book, "row")
-
-
-def names_by_slug(entry: Entry) -> bool:
-    """Does it call cells by their tags, as pages in the new form do?"""
-    return str(entry.get("file", "")).startswith(PAGES)
+    return entries_of_pages(book, "row")
 
 
 @rule(WHOLE)
 def one_table_a_page(book: Book) -> SaidOfBook:
     """What is planted in a page, shown by it and answered stands in tests/pages/PAGE.toml."""
     there = {path.stem for path in page_files(book.root)}
-    old = {
-        MUTANTS: [one["chapter"] for one in read_table(book, MUTANTS).get("mutant", ())],
-        COVERAGE: [one["chapter"] for one in read_table(book, COVERAGE).get("row", ())],
-        EXERCISES: list(read_table(book, EXERCISES)),
-    }
-    for name, homes in old.items():
-        for page, count in Counter(homes).items():
-            if not in_old_form(book, page):
-                where = f"{PAGES}/{page}.toml" if page in there else "no table, as there is no page"
-                yield name, 1, f"{count} entries of {page}, which belong in {where}: move them"
     for page, table in tables_of_pages(book).items():
         name = f"{PAGES}/{page}.toml"
         if page not in there:
             yield name, 1, f"there is no book/{page}.md: delete it, or rename it"
-        elif in_old_form(book, page):
-            what = (
-                "its page stands in the list old_form of tests/exceptions.toml: take it off there"
-            )
-            yield name, 1, what
         yield from ((name, 1, what) for what in unlike_a_table(table))
 
 

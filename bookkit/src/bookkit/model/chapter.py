@@ -89,10 +89,6 @@ class Chapter:
         """The code cell tagged id-SLUG."""
         return next((cell for cell in self.code if cell.slug == slug), None)
 
-    def holding(self, piece: str) -> list[Cell]:
-        """The code cells that contain this piece of text."""
-        return [cell for cell in self.code if piece in cell.source]
-
 
 def parse(name: str, text: str) -> Chapter:
     cells, at = [], 0

@@ -39,13 +39,9 @@ STUB, WRONG, SOLUTION, LOADED_PACKAGES = "the stub", "the wrong answer", "the so
 def wrong_answers(book: Book, page: str) -> dict[str, dict[str, str]]:
     """By exercise: Python that assigns a wrong answer, and why it is wrong."""
     name = page.rsplit("/", 1)[-1]
-    tables = [("tests/exercises.toml", name), (f"tests/pages/{name}.toml", "exercise")]
-    found: dict[str, dict[str, str]] = {}
-    for file, key in tables:
-        path = book.root / file
-        if path.exists():
-            found |= tomllib.loads(path.read_text("utf-8")).get(key, {})
-    return found
+    path = book.root / f"tests/pages/{name}.toml"
+    found = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
+    return dict(found.get("exercise", {}))
 
 
 def call(what: str, exercise: str, source: str) -> NotebookNode:

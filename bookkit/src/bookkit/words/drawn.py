@@ -32,7 +32,7 @@ SAID = {"says", "say", "title"}  # parameters and variables
 DRAWN = re.compile(r"<(text|title|caption|th|b)\b[^<>]*>([^<>]+)</\1>")
 PLACE = re.compile(r"\{(\w+)\}")
 # What a sentence carries as data: its message, and what its places hold, names or further sentences.
-Said = tuple[str, Mapping[str, "str | Said"]]
+Sentence = tuple[str, Mapping[str, "str | Sentence"]]
 
 
 @functools.cache
@@ -186,7 +186,7 @@ class Translator:
             return text
         return PLACE.sub(lambda match: done[match[1]], new)
 
-    def said(self, said: str | Said) -> str:
+    def said(self, said: str | Sentence) -> str:
         """What carries its message as data; a string is a name, a number or an author's own title."""
         if isinstance(said, str):
             return self.sentence(said)
@@ -198,7 +198,7 @@ class Translator:
         new = self.translations.get(message, message)
         return new if set(PLACE.findall(new)) == set(PLACE.findall(message)) else message
 
-    def coloured(self, text: str, said: str | Said) -> str:
+    def coloured(self, text: str, said: str | Sentence) -> str:
         """The same for a text with the marks of tags in it, which surround values or parts of them."""
         if isinstance(said, str):
             return text if MARK.search(text) else self.sentence(text)
@@ -215,7 +215,7 @@ class Translator:
             done[part] = self.coloured(text[start:at], values[part])
         return filled(self.message(message), done)
 
-    def inside(self, markup: str, said: Said | None) -> str:
+    def inside(self, markup: str, said: Sentence | None) -> str:
         """Text with tags in it, as drawings colour names: <text>over <tspan>data</tspan>(2)</text>."""
         tags: list[str] = []
 
@@ -251,7 +251,7 @@ class Translator:
         return PICTURE.sub(drawing, markup)
 
 
-def data(tag: str) -> Said | None:
+def data(tag: str) -> Sentence | None:
     """What a tag says of its text, if anything."""
     found = DATA.search(tag)
     if found is None:
@@ -259,7 +259,7 @@ def data(tag: str) -> Said | None:
     return html.unescape(found[1]), json.loads(html.unescape(found[2] or "{}"))
 
 
-def as_executed(said: str | Said) -> str:
+def as_executed(said: str | Sentence) -> str:
     if isinstance(said, str):
         return said
     message, values = said
