@@ -1,5 +1,5 @@
 # @title Helper: one program, compiled for CPU and for a TPU that is not here
-import hashlib, importlib.util, re
+import hashlib, importlib.metadata as metadata, re
 import jax.export
 
 def for_tpu(function, *inputs):
@@ -18,8 +18,8 @@ def digest(lowered):
 def sizes_of(lowered):
     """The axes of the program's mesh with their sizes."""
     found = re.search(r"sdy\.mesh @\w+ = <\[(.+?)\]", lowered[0].mlir_module())
-    sizes = re.findall(r'"(\w+)"=(\d+)', found[1] if found else '"one"=1')
-    return {name: int(size) for name, size in sizes}
+    sizes = re.findall(r'"(\w+)"=(\d+)', found[1]) if found else []
+    return {name: int(size) for name, size in sizes} or {"all": lowered[0].nr_devices}
 
 def compiled_for_tpu(lowered, order=None):
     """The program compiled by libtpu for a TPU v5e. Nothing runs, no TPU is needed."""
@@ -46,3 +46,31 @@ def compiled_for_tpu(lowered, order=None):
         return exported.call(*args, **options)
     with jax.set_mesh(mesh):
         return jax.jit(call, donate_argnums=donated).lower(*leaves).compile()
+
+def both_compilers(name, function, *inputs):
+    """Prints and returns what a device sends in function(*inputs), for CPU and for TPU.
+
+    For TPU v5e from STORED, or compiled now where the same libtpu is installed.
+    """
+    lowered, about, stored = for_tpu(function, *inputs), STORED["about"], STORED[name]
+    if (jax.__version__, metadata.version("flax")) == (about["jax"], about["flax"]):
+        same = digest(lowered) == stored["hash"]
+        assert same, f"{name} is another program than the stored: make second-compiler"
+    sizes = sizes_of(lowered)
+    mesh = jax.sharding.AbstractMesh((*sizes.values(),), (*sizes,))
+    def sent(program):
+        table = ms.collectives(program, mesh).by("kind", "axes", "dtype")
+        return [[kind, " ".join(axes), dtype, total.wire_bytes]
+                for (kind, axes, dtype), total in sorted(table.items())]
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    found = {"for CPU": sent(jitted.lower(*inputs).compile())}
+    here = [one.version for one in metadata.distributions(name="libtpu")]
+    if about["libtpu"] in here:
+        found["for TPU v5e, now"] = sent(compiled_for_tpu(lowered))
+    else:
+        found[f"for TPU v5e, on {about['date']}"] = stored["sent"]
+    for compiler, moves in found.items():
+        print(f"compiled {compiler}, each device sends")
+        for kind, axes, dtype, size in moves:
+            print(f"  {kind:18} {axes:6} {dtype:9} {size:10,} bytes")
+    return [*found.values()]

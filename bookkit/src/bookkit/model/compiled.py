@@ -18,6 +18,7 @@ from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, load_chapter
 
 COMPILERS = ("cpu", "tpu")
+STORED_TAG = "stored-rows"  # of the folded cell that `bookkit sync` fills
 
 
 def table_path(book: Book) -> Path:
@@ -32,7 +33,7 @@ def rows_path(book: Book) -> Path:
 class Program:
     """A program of a page: its cells up to `after`, then the code `make`.
 
-    The last line of `make` is `function, *inputs`, or what compiles the program for CPU.
+    The last line of `make` is `function, *inputs`, or calls what lowers one program with jax.jit.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Claim:
     holds: str  # Python that judges `value`
     why: str = ""  # one sentence, where the compilers differ
     strip: str = ""  # the slug of the proof on the page, if it has one
+    about: str = "cpu"  # the compiler that the page says it of
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ def load_table(book: Book) -> Asked:
 
 
 def cells_of(book: Book, program: Program) -> list[Cell]:
-    """The cells that lead to a program: those that show, in order, exercises left out."""
+    """The cells that lead to a program: those that show, in order, exercises left out.
+
+    So are cells that compare with what was stored, which would stop where a program changed.
+    """
     chapter = load_chapter(book.source(program.page))
     last = chapter.named(program.after)
     if last is None:
@@ -92,7 +97,8 @@ def cells_of(book: Book, program: Program) -> list[Cell]:
         for cell in chapter.shown
         if cell.index <= last.index
         and not any(cell.tagged(part) for part in ("exercise-", "check-", "solution-"))
-        and "raises-exception" not in cell.tags
+        and not {"raises-exception", STORED_TAG} & set(cell.tags)
+        and (cell.tagged("shared-") or "both_compilers(" not in cell.source)
     ]
 
 
@@ -159,7 +165,9 @@ class Measured:
 
     def kinds(self, name: str, axes: str | None = None) -> str:
         """Kinds of collectives in a program, in words."""
-        return ", ".join(sorted({row["kind"] for row in self._rows(name, None, axes, None)})) or "–"
+        return (
+            ", ".join(sorted({row["kind"] for row in self._rows(name, None, axes, None)})) or "none"
+        )
 
     def dtypes(self, name: str, kind: str | None = None) -> str:
         return ", ".join(sorted({row["dtype"] for row in self._rows(name, kind, None, None)}))
@@ -196,9 +204,7 @@ def judge(asked: Asked, programs: Mapping[str, Any]) -> list[Judged]:
         values, holds = {}, {}
         for compiler in COMPILERS:
             measured = Measured(programs, compiler)
-            public = {
-                name: getattr(measured, name) for name in dir(measured) if name[:1].isalpha()
-            }
+            public = {name: getattr(measured, name) for name in dir(measured) if name[:1].isalpha()}
             values[compiler] = evaluate(claim, claim.value, public)
             known = {"value": values[compiler], **public}
             holds[compiler] = bool(evaluate(claim, claim.holds, known))
@@ -234,7 +240,24 @@ def shown(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 
-def named_in(source: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The programs that code names, in the order of the table."""
-    text = "\n".join(source)
-    return [name for name in names if f'"{name}"' in text]
+def stored_cell(book: Book, sources: Iterable[str]) -> str:
+    """The cell with what the compiler for TPU made of the programs that a page's code names.
+
+    It travels inside the notebook, so that the page shows the same without libtpu.
+    """
+    rows, text = load_rows(book), "\n".join(sources)
+    about = {name: rows["about"].get(name) for name in ("jax", "flax", "libtpu", "date")}
+    lines = [
+        "# @title Stored: what the compiler for TPU made of programs of this page",
+        "STORED = {'about': {",
+        *(f"    {name!r}: {known!r}," for name, known in about.items()),
+        "}}",
+    ]
+    for name, program in rows["programs"].items():
+        if f'both_compilers("{name}"' in text:
+            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r}, 'sent': [")
+            for row in program["tpu"].get("moves", []):
+                sent = [row["kind"], " ".join(row["axes"]), row["dtype"], row["wire"]]
+                lines.append(f"    {sent},")
+            lines.append("]}")
+    return "\n".join(lines).replace("'", '"')

@@ -81,8 +81,8 @@ def job(book: Book, page: str, programs: Iterable[Program], folder: Path) -> dic
 
 def noted(
     book: Book, programs: Sequence[Program], libtpu: Path | None, workers: int = 2
-) -> dict[str, dict[str, Any]]:
-    """Run the pages of these programs; by program what each compiler made of it."""
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Run the pages of these programs; by program what each compiler made of it, and what failed."""
     if libtpu is None:
         os.environ.pop(LIBTPU, None)
     else:
@@ -108,25 +108,25 @@ def noted(
             path = Path(name, f"{program.name}.json")
             if path.exists():
                 found[program.name] = json.loads(path.read_text("utf-8"))
-    if problems:
-        raise Problem("\n".join(problems))
-    return found
+    return found, problems
 
 
 def compile_all(
     book: Book, asked: Asked, libtpu: Path, only: Sequence[str], workers: int
-) -> dict[str, Any]:
-    """What rows.json should hold."""
+) -> tuple[dict[str, Any], list[str]]:
+    """What rows.json should hold, and what failed; of that it keeps what was stored."""
     version = version_of_libtpu(libtpu)
     stored, here = load_rows(book), versions()
     unknown = set(only) - set(asked.programs)
     if unknown:
-        raise Problem(f"No programs: {', '.join(sorted(unknown))}; claims.toml has {[*asked.programs]}")
+        raise Problem(
+            f"No programs: {', '.join(sorted(unknown))}; claims.toml has {[*asked.programs]}"
+        )
     chosen = [program for name, program in asked.programs.items() if not only or name in only]
     about = {**here, "libtpu": version, "topology": TOPOLOGY}
-    if only and {**stored["about"], "date": ""} != {**about, "date": ""}:
+    if only and stored["about"] and {**stored["about"], "date": ""} != {**about, "date": ""}:
         raise Problem(f"The rest was compiled with other releases: `{COMMAND}` compiles all anew.")
-    found = noted(book, chosen, libtpu, workers)
+    found, problems = noted(book, chosen, libtpu, workers)
     programs = {
         name: {
             "page": program.page,
@@ -137,9 +137,10 @@ def compile_all(
         if name in found
         else stored["programs"][name]
         for name, program in asked.programs.items()
+        if name in found or name in stored["programs"]
     }
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"about": {**about, "date": today}, "programs": programs}
+    return {"about": {**about, "date": today}, "programs": programs}, problems
 
 
 def as_text(data: dict[str, Any]) -> str:
@@ -161,7 +162,9 @@ def table(judged: Sequence[Judged], book: Book) -> str:
         if claim.strip:
             says += f" ([strip]({book.page_url(claim.page)}#checked-{claim.strip}))"
         cells = [f"`{shown(one.values[compiler])}`" for compiler in ("cpu", "tpu")]
-        verdict = "holds" if one.holds["tpu"] else f"differs. {claim.why}"
+        verdict = f"differs. {claim.why}"
+        if one.holds["tpu"]:
+            verdict = "holds" if one.holds["cpu"] else "holds there only"
         lines.append(f"| {says} | {cells[0]} | {cells[1]} | {verdict} |")
     return "\n".join(lines)
 
@@ -180,7 +183,7 @@ def tables(book: Book, judged: Sequence[Judged]) -> str:
 
 
 def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
-    hold = sum(one.holds["tpu"] for one in judged)
+    hold = sum(all(one.holds.values()) for one in judged)
     return (
         f"{len(judged)} claims, of {count} programs: {hold} hold on both compilers, "
         f"{len(judged) - hold} on one. Compiled on {about['date']} with JAX {about['jax']} for CPU, and "
@@ -197,8 +200,13 @@ def page_text(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
         "claims": tables(book, judged),
     }
     for name, part in made.items():
-        text = fill(text, f"two compilers, {name}", f"\n{part}\n", path.name)
+        text = fill(text, name, f"\n{part}\n", path.name, "second-compiler")
     return text
+
+
+def main_page(book: Book) -> None:
+    """Write the page from what is stored."""
+    book.source(PAGE).write_text(page_text(book, load_table(book), load_rows(book)), "utf-8")
 
 
 # Checks
@@ -208,12 +216,13 @@ def misjudged(judged: Sequence[Judged]) -> list[str]:
     """Claims that do not even hold for CPU, or whose reason fits no difference."""
     problems = []
     for one in judged:
-        says = f"{one.claim.page}: {one.claim.says!r}"
-        if not one.holds["cpu"]:
-            problems.append(f"{says} does not hold for CPU: {shown(one.values['cpu'])}")
-        if one.holds["tpu"] and one.claim.why:
+        about, says = one.claim.about, f"{one.claim.page}: {one.claim.says!r}"
+        if not one.holds[about]:
+            value = shown(one.values[about])
+            problems.append(f"{says} does not hold for {about.upper()}: {value}")
+        elif one.holds["tpu"] and one.claim.why:
             problems.append(f"{says} holds for TPU as well: take its `why` out")
-        if not one.holds["tpu"] and not one.claim.why:
+        elif not one.holds["tpu"] and not one.claim.why:
             value = shown(one.values["tpu"])
             problems.append(f"{says} does not hold for TPU ({value}): say `why` in one sentence")
     return problems
@@ -264,8 +273,10 @@ def check(book: Book, workers: int = 2) -> str:
         was = ", ".join(f"{name} {version}" for name, version in pinned.items())
         said += f"{len(doubtful)}, not checked here: their programs were stored with {was}"
     elif doubtful:
-        found = noted(book, doubtful, None, workers)
+        found, failed = noted(book, doubtful, None, workers)
+        doubtful = [one for one in doubtful if one.name in found]
         same = [one for one in doubtful if found[one.name]["hash"] == hash_of(stored, one)]
+        problems += failed
         problems += [
             f"{one.page}.md: the program {one.name} (after the cell id-{one.after}) is another than "
             f"the one that was compiled for TPU: run `{COMMAND}`, read what differs, commit "
@@ -326,19 +337,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     asked = load_table(book)
     if chosen.page:
-        book.source(PAGE).write_text(page_text(book, asked, load_rows(book)), "utf-8")
+        main_page(book)
         return 0
     if chosen.libtpu is None:
         raise Problem(f"Give --libtpu DIR, where libtpu is installed, or run `{COMMAND}`.")
     old = load_rows(book)
-    new = compile_all(book, asked, chosen.libtpu, chosen.only, chosen.workers)
+    new, problems = compile_all(book, asked, chosen.libtpu, chosen.only, chosen.workers)
+    if not chosen.compare:
+        rows_path(book).write_text(as_text(new), "utf-8")  # minutes of compiling
+    if problems:
+        raise Problem("\n".join(problems))
     lines = differences(asked, old, new) if set(old["programs"]) >= set(new["programs"]) else []
     print("\n".join(lines) or "nothing differs from what is stored")
     if chosen.compare:
         return 1 if lines else 0
-    rows_path(book).write_text(as_text(new), "utf-8")
     problems = misjudged(judge(asked, new["programs"]))
     if problems:
         raise Problem("\n".join(problems))
-    book.source(PAGE).write_text(page_text(book, asked, new), "utf-8")
+    main_page(book)
     return 0

@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self, jit: Callable[..., Any], lower: Callable[..., Any]) -> None:
         self.jit, self.to_tpu = jit, lower
-        self.seen: list[tuple[Any, list[int] | None]] = []
+        self.seen: list[tuple[Any, list[int] | None, Any]] = []
 
     def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
         if function is None:
@@ -53,8 +53,9 @@ class Recorder:
 
         def lower(*inputs: Any) -> Any:
             jitted.lower = plain
-            self.seen.append((self.to_tpu(jitted, *inputs), order_of(inputs)))
-            return plain(*inputs)
+            found = plain(*inputs)
+            self.seen.append((self.to_tpu(jitted, *inputs), order_of(inputs), found))
+            return found
 
         jitted.lower = lower
         return jitted
@@ -89,7 +90,7 @@ def evaluated(code: str, names: dict[str, Any]) -> Any:
     tree = ast.parse(code.strip(), "<make>")
     last = tree.body.pop()
     if not isinstance(last, ast.Expr):
-        raise ValueError("the last line of `make` is to be `function, *inputs` or a program")
+        raise ValueError("the last line of `make` is to be an expression")
     exec(compile(tree, "<make>", "exec"), names)
     return eval(compile(ast.Expression(last.value), "<make>", "eval"), names)
 
@@ -105,11 +106,10 @@ def made(code: str, names: dict[str, Any], lower: Callable[..., Any]) -> tuple[A
         lowered = lower(function, *inputs)
         jitted = function if hasattr(function, "lower") else jax.jit(function)
         return lowered, order_of(inputs), jitted.lower(*inputs).compile()
-    if not hasattr(value, "as_text"):
-        raise ValueError(f"gave {type(value).__name__}, neither `function, *inputs` nor a program")
     if len(recorder.seen) != 1:
         raise ValueError(f"lowers {len(recorder.seen)} programs with jax.jit; it is to lower one")
-    return (*recorder.seen[0], value)
+    lowered, order, for_cpu = recorder.seen[0]
+    return lowered, order, value if isinstance(value, jax.stages.Compiled) else for_cpu.compile()
 
 
 def account(program: Any, mesh: Any) -> dict[str, Any]:
