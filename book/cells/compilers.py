@@ -31,9 +31,9 @@ def compiled_for_tpu(lowered, order=None):
     for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
         mesh = jax.make_mesh((*sizes.values(),), (*sizes,), devices=devices,
                              axis_types=(kind,) * len(sizes))
-        if order:  # positions of the devices, where the program's mesh has its own order
+        if order:  # of the devices, where the program's mesh has its own
             shuffled = mesh.devices.ravel()[order].reshape(mesh.devices.shape)
-            mesh = jax.sharding.Mesh(shuffled, mesh.axis_names, axis_types=mesh.axis_types)
+            mesh = jax.sharding.Mesh(shuffled, (*sizes,), axis_types=mesh.axis_types)
         try:
             places = exported.in_shardings_jax(mesh)
         except ValueError:

@@ -9,15 +9,15 @@ import pytest
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import load_chapter
 from bookkit.model.compiled import (
-    Claim,
+    Comparison,
     Measured,
-    cells_of,
+    as_shown,
+    cells_before,
     digest_of_code,
     judge,
     load_rows,
     load_table,
     rows_path,
-    shown,
     stored_cell,
 )
 from bookkit.stacks import second_compiler
@@ -91,7 +91,7 @@ def stored(tmp_path_factory):
         name: {"page": asked.programs[name].page, "after": "sums", **entry, "tpu": entry["cpu"],
                "code": digest_of_code(book, asked.programs[name])}
         for name, entry in found.items()}
-    about = {**second_compiler.versions(), "libtpu": "1", "topology": "v5e:2x4", "date": "2026-11-22"}
+    about = {**second_compiler.releases(), "libtpu": "1", "topology": "v5e:2x4", "date": "2026-11-22"}
     rows_path(book).write_text(second_compiler.as_text({"about": about, "programs": programs}))
     second_compiler.main_page(book)
     return book
@@ -139,7 +139,7 @@ def test_other_code_for_the_same_program_passes_and_is_remembered(book, monkeypa
 
 def test_other_releases_say_so_instead_of_checking(book, monkeypatch):
     toy(book.root, SHOWN.replace("x.sum(0)", "x.sum(1)"))
-    monkeypatch.setattr(second_compiler, "versions", lambda: dict.fromkeys(second_compiler.PACKAGES, "0"))
+    monkeypatch.setattr(second_compiler, "releases", lambda: dict.fromkeys(second_compiler.LOWERED_BY, "0"))
     assert "not checked here" in second_compiler.check(Book(book.root))
 
 
@@ -180,7 +180,7 @@ def test_proofs_exercises_and_comparisons_are_not_run(tmp_path):
         code("answer_a = None", "exercise-a"), code("both_compilers('a', f)", "id-b"),
         code("STORED = {}", "stored-rows", "hide-cell"), code("y = 1", "id-c")])))
     [program, _] = load_table(book).programs.values()
-    assert [cell.slug for cell in cells_of(book, program)] == ["c", "sums"]
+    assert [cell.slug for cell in cells_before(book, program)] == ["c", "sums"]
 
 
 # Claims
@@ -210,7 +210,7 @@ def test_what_claims_are_measured_with():
 
 
 def claim(value, holds, **more):
-    return Claim("book/01-toy", "It is so.", value, holds, **more)
+    return Comparison("book/01-toy", "It is so.", value, holds, **more)
 
 
 @pytest.mark.parametrize(("one", "says"), [
@@ -240,10 +240,10 @@ def test_differences_are_listed_by_claim():
     for entry in old["programs"].values():
         entry["hash"] = "0"
     new = json.loads(json.dumps(old))
-    assert second_compiler.differences(asked, old, new) == []
+    assert second_compiler.changed_since(asked, old, new) == []
     new["about"] = {"jax": "2", "date": "y"}
     new["programs"]["a"]["tpu"] = program(("all-reduce", ["data"], "float32", 1, 1, 1))
-    assert second_compiler.differences(asked, old, new) == [
+    assert second_compiler.changed_since(asked, old, new) == [
         "jax: 1 → 2",
         "claim: book/01-toy: It is so. TPU: all-gather → all-reduce — it holds no longer as stored",
         "program a: its tpu is another"]
@@ -251,7 +251,7 @@ def test_differences_are_listed_by_claim():
 
 @pytest.mark.parametrize(("value", "text"), [(12345, "12,345"), (1.5, "1.50"), ([1, "x"], "1, x"), (None, "unknown"), (True, "yes")])
 def test_values_as_the_page_shows_them(value, text):
-    assert shown(value) == text
+    assert as_shown(value) == text
 
 
 def test_the_page_is_written_and_found_out_of_date(book):

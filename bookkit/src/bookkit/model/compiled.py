@@ -43,7 +43,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Comparison:
     page: str
     says: str  # one sentence, of the program that the CPU's compiler makes
     value: str  # Python that measures it on one compiler's rows, by the names of NAMES
@@ -58,7 +58,7 @@ class Asked:
     """The table of programs and claims."""
 
     programs: dict[str, Program]
-    claims: list[Claim]
+    claims: list[Comparison]
 
     def of_page(self, page: str) -> list[Program]:
         return [program for program in self.programs.values() if program.page == page]
@@ -72,15 +72,15 @@ def load_table(book: Book) -> Asked:
         programs = {
             name: Program(name, **fields) for name, fields in found.get("program", {}).items()
         }
-        claims = [Claim(**fields) for fields in found.get("claim", [])]
+        claims = [Comparison(**fields) for fields in found.get("claim", [])]
     except (tomllib.TOMLDecodeError, TypeError) as error:
         raise Problem(f"{where} cannot be read: {error}") from None
     for program in programs.values():
-        cells_of(book, program)  # says what is wrong
+        cells_before(book, program)  # says what is wrong
     return Asked(programs, claims)
 
 
-def cells_of(book: Book, program: Program) -> list[Cell]:
+def cells_before(book: Book, program: Program) -> list[Cell]:
     """The cells that lead to a program: those that show, in order, exercises left out.
 
     So are cells that compare with what was stored, which would stop where a program changed.
@@ -107,7 +107,7 @@ def digest_of_code(book: Book, program: Program) -> str:
 
     Setup cells only prepare a place to run, and name wheels and branches.
     """
-    sources = [cell.source for cell in cells_of(book, program) if "setup" not in cell.tags]
+    sources = [cell.source for cell in cells_before(book, program) if "setup" not in cell.tags]
     return hashlib.sha256("\0".join([*sources, program.make]).encode()).hexdigest()[:16]
 
 
@@ -192,7 +192,7 @@ class Measured:
 class Judged:
     """A claim, measured on each compiler."""
 
-    claim: Claim
+    claim: Comparison
     values: dict[str, Any]
     holds: dict[str, bool]
 
@@ -212,7 +212,7 @@ def judge(asked: Asked, programs: Mapping[str, Any]) -> list[Judged]:
     return found
 
 
-def evaluate(claim: Claim, code: str, names: Mapping[str, Callable[..., Any] | Any]) -> Any:
+def evaluate(claim: Comparison, code: str, names: Mapping[str, Callable[..., Any] | Any]) -> Any:
     try:
         return eval(code, {"__builtins__": {}}, {**SAFE, **names})
     except Problem:
@@ -227,7 +227,7 @@ def evaluate(claim: Claim, code: str, names: Mapping[str, Callable[..., Any] | A
 SAFE = {"round": round, "abs": abs, "max": max, "min": min, "len": len, "sum": sum, "set": set}
 
 
-def shown(value: Any) -> str:
+def as_shown(value: Any) -> str:
     """A measured value as the page has it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -236,7 +236,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}"
     if isinstance(value, (tuple, list)):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(as_shown, value))
     return "unknown" if value is None else str(value)
 
 

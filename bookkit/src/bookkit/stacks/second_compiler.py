@@ -30,26 +30,26 @@ from bookkit.model.compiled import (
     Asked,
     Judged,
     Program,
-    cells_of,
+    as_shown,
+    cells_before,
     digest_of_code,
     judge,
     load_rows,
     load_table,
     rows_path,
-    shown,
 )
 from bookkit.run.cells import as_jobs, run_jobs
 from bookkit.stacks.record import fill
 from bookkit.stacks.two_programs import LIBTPU
 
-PAGE = "book/two-compilers"
-PACKAGES = ("jax", "jaxlib", "flax", "optax")
+CLAIMS_PAGE = "book/two-compilers"
+LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
 TOPOLOGY = "v5e:2x4"  # with eight devices; the shared cell compilers.py has smaller ones
 COMMAND = "make second-compiler"
 
 
-def versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+def releases() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in LOWERED_BY}
 
 
 def version_of_libtpu(folder: Path) -> str:
@@ -62,7 +62,7 @@ def version_of_libtpu(folder: Path) -> str:
 def job(book: Book, page: str, programs: Iterable[Program], folder: Path) -> dict[str, Any]:
     """The cells of a page, and after those that programs follow, one that notes the program."""
     programs = list(programs)
-    cells = max((cells_of(book, program) for program in programs), key=len)
+    cells = max((cells_before(book, program) for program in programs), key=len)
     made = as_jobs(cells, id=page, timeout=1500)
     with_notes: list[dict[str, Any]] = []
     for cell, entry in zip(cells, made["cells"]):
@@ -116,7 +116,7 @@ def compile_all(
 ) -> tuple[dict[str, Any], list[str]]:
     """What rows.json should hold, and what failed; of that it keeps what was stored."""
     version = version_of_libtpu(libtpu)
-    stored, here = load_rows(book), versions()
+    stored, here = load_rows(book), releases()
     unknown = set(only) - set(asked.programs)
     if unknown:
         raise Problem(
@@ -161,7 +161,7 @@ def table(judged: Sequence[Judged], book: Book) -> str:
         says = claim.says
         if claim.strip:
             says += f" ([strip]({book.page_url(claim.page)}#checked-{claim.strip}))"
-        cells = [f"`{shown(one.values[compiler])}`" for compiler in ("cpu", "tpu")]
+        cells = [f"`{as_shown(one.values[compiler])}`" for compiler in ("cpu", "tpu")]
         verdict = f"differs. {claim.why}"
         if one.holds["tpu"]:
             verdict = "holds" if one.holds["cpu"] else "holds there only"
@@ -192,7 +192,7 @@ def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
 
 
 def page_text(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
-    path = book.source(PAGE)
+    path = book.source(CLAIMS_PAGE)
     judged = judge(asked, stored["programs"])
     text = path.read_text("utf-8")
     made = {
@@ -206,7 +206,7 @@ def page_text(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
 
 def main_page(book: Book) -> None:
     """Write the page from what is stored."""
-    book.source(PAGE).write_text(page_text(book, load_table(book), load_rows(book)), "utf-8")
+    book.source(CLAIMS_PAGE).write_text(page_text(book, load_table(book), load_rows(book)), "utf-8")
 
 
 # Checks
@@ -218,12 +218,12 @@ def misjudged(judged: Sequence[Judged]) -> list[str]:
     for one in judged:
         about, says = one.claim.about, f"{one.claim.page}: {one.claim.says!r}"
         if not one.holds[about]:
-            value = shown(one.values[about])
+            value = as_shown(one.values[about])
             problems.append(f"{says} does not hold for {about.upper()}: {value}")
         elif one.holds["tpu"] and one.claim.why:
             problems.append(f"{says} holds for TPU as well: take its `why` out")
         elif not one.holds["tpu"] and not one.claim.why:
-            value = shown(one.values["tpu"])
+            value = as_shown(one.values["tpu"])
             problems.append(f"{says} does not hold for TPU ({value}): say `why` in one sentence")
     return problems
 
@@ -264,10 +264,10 @@ def check(book: Book, workers: int = 2) -> str:
         names = ", ".join(missing + gone)
         raise Problem(f"claims.toml and rows.json list other programs ({names}): run `{COMMAND}`.")
     problems = misjudged(judge(asked, stored["programs"]))
-    if book.source(PAGE).read_text("utf-8") != page_text(book, asked, stored):
-        problems.append(f"{PAGE}.md is out of date: run `bookkit second-compiler --page`.")
-    doubtful, here = stale(book, asked, stored), versions()
-    pinned = {name: stored["about"].get(name) for name in PACKAGES}
+    if book.source(CLAIMS_PAGE).read_text("utf-8") != page_text(book, asked, stored):
+        problems.append(f"{CLAIMS_PAGE}.md is out of date: run `bookkit second-compiler --page`.")
+    doubtful, here = stale(book, asked, stored), releases()
+    pinned = {name: stored["about"].get(name) for name in LOWERED_BY}
     said = f"{len(asked.programs)} programs, {len(asked.claims)} claims; of changed code: "
     if doubtful and here != pinned:
         was = ", ".join(f"{name} {version}" for name, version in pinned.items())
@@ -275,7 +275,7 @@ def check(book: Book, workers: int = 2) -> str:
     elif doubtful:
         found, failed = noted(book, doubtful, None, workers)
         doubtful = [one for one in doubtful if one.name in found]
-        same = [one for one in doubtful if found[one.name]["hash"] == hash_of(stored, one)]
+        same = [one for one in doubtful if found[one.name]["hash"] == stored_hash(stored, one)]
         problems += failed
         problems += [
             f"{one.page}.md: the program {one.name} (after the cell id-{one.after}) is another than "
@@ -293,11 +293,11 @@ def check(book: Book, workers: int = 2) -> str:
     return said
 
 
-def hash_of(stored: dict[str, Any], program: Program) -> str:
+def stored_hash(stored: dict[str, Any], program: Program) -> str:
     return stored["programs"][program.name]["hash"]
 
 
-def differences(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def changed_since(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What a new compilation changed: first releases, then claims, then programs without a claim."""
     lines = [
         f"{name}: {old['about'].get(name)} → {new['about'][name]}"
@@ -312,7 +312,7 @@ def differences(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> list[
                 turned = "" if one.holds == was.holds else " — it holds no longer as stored"
                 lines.append(
                     f"claim: {one.claim.page}: {one.claim.says} {compiler.upper()}: "
-                    f"{shown(was.values[compiler])} → {shown(one.values[compiler])}{turned}"
+                    f"{as_shown(was.values[compiler])} → {as_shown(one.values[compiler])}{turned}"
                 )
     for name, entry in new["programs"].items():
         for part in ("hash", "cpu", "tpu"):
@@ -347,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows_path(book).write_text(as_text(new), "utf-8")  # minutes of compiling
     if problems:
         raise Problem("\n".join(problems))
-    lines = differences(asked, old, new) if set(old["programs"]) >= set(new["programs"]) else []
+    lines = changed_since(asked, old, new) if set(old["programs"]) >= set(new["programs"]) else []
     print("\n".join(lines) or "nothing differs from what is stored")
     if chosen.compare:
         return 1 if lines else 0
