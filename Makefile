@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills coverage offline \
-	po translations new-language anchors linkcheck colab matrix canary upgrade publish-as release-ref hooks clean
+	po translations new-language anchors linkcheck colab matrix second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,7 @@ lint: venv ## the rules of the house, ruff, mypy (as on Windows too), codespell,
 	$(RUN) mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/codespell
 	$(RUN) bookkit lint
+	$(RUN) bookkit second-compiler --check
 	bookkit/check_workflows.sh $(VENV)
 
 wheel: venv ## build meshscope twice, compare, check, install it alone and run its examples there
@@ -112,6 +113,18 @@ colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… 
 
 matrix: venv ## run every notebook on Python 3.11, 3.12, 3.13, Colab's packages, the newest releases
 	@$(RUN) bookkit matrix $(if $(ONLY),--only $(ONLY))
+
+# libtpu lies in a folder of its own: nothing that is installed in $(VENV) sees it.
+LIBTPU := _build/libtpu
+second-compiler: venv ## compile the book's programs for TPU too (COMPARE=yes: write nothing; ONLY="NAME …")
+	@cmp -s requirements-tpu.txt $(LIBTPU)/requirements-tpu.txt || { \
+	  set -e; \
+	  echo "installing libtpu (210 MB, under Google Cloud's terms of service) into $(LIBTPU)"; \
+	  rm -rf $(LIBTPU); \
+	  $(BIN)/pip install --quiet $(PIP_OPTIONS) --no-deps --target $(LIBTPU) -r requirements-tpu.txt; \
+	  cp requirements-tpu.txt $(LIBTPU)/; \
+	}
+	@$(RUN) bookkit second-compiler --libtpu $(LIBTPU) $(if $(ONLY),--only $(ONLY)) $(if $(COMPARE),--compare)
 
 anchors: site ## see that published addresses still lead somewhere (ADD=yes: note the new ones)
 	@$(RUN) bookkit anchors $(if $(ADD),--update)

@@ -27,6 +27,10 @@ VERBS = {  # in the order of a day's work
         "stacks.meshscope_mutants",
         "plant faults in meshscope and see that its tests fail",
     ),
+    "second-compiler": (
+        "stacks.second_compiler",
+        "compile programs of the book for TPU too, and check what is stored",
+    ),
     "canary": ("site.canary", "build with the newest Sphinx, myst-parser and theme"),
     "bench": ("stacks.bench", "seconds, memory and bytes of chapters and pages"),
 }

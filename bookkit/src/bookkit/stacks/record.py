@@ -20,7 +20,7 @@ from typing import Any
 from bookkit.model.book import Book, Problem
 
 MATRIX_PAGE = "book/matrix"
-BEGIN, END = "<!-- made by bookkit matrix-page: {} -->", "<!-- end of {} -->"
+BEGIN, END = "<!-- made by bookkit {}: {} -->", "<!-- end of {} -->"
 README = "<!-- made by bookkit matrix-page from book/matrix.json -->"
 SHOWN = "python jax jaxlib flax optax orbax-checkpoint numpy scipy scikit-learn ipython".split()
 SUMMARY = {
@@ -131,8 +131,9 @@ def summary_for_readme(book: Book, data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def fill(text: str, name: str, made: str, where: str) -> str:
-    begin, end = BEGIN.format(name), END.format(name)
+def fill(text: str, name: str, made: str, where: str, verb: str = "matrix-page") -> str:
+    """The text, with what a verb made between the two lines that name it."""
+    begin, end = BEGIN.format(verb, name), END.format(name)
     if text.count(begin) != 1 or text.count(end) != 1:
         raise Problem(f"{where} needs the lines {begin} and {end}, once each")
     before, rest = text.split(begin)

@@ -5,7 +5,8 @@
 
 1. book/cells/setup.py, and any page that says how to install meshscope, get the name and the sha256
    of the wheel that the source of meshscope gives (built here, in less than a second).
-2. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py.
+2. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py; one tagged `stored-rows`
+   what book/compiled/rows.json has of the programs that the page's code names.
 3. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
    times play no part, and the same source gives the same bytes.
 4. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
@@ -25,6 +26,7 @@ import nbformat
 import yaml
 
 from bookkit.model.book import Book, Problem, find_root
+from bookkit.model.compiled import STORED_TAG, stored_cell
 from bookkit.model.package import SETUP, build_wheel, with_pin
 from bookkit.words.notebooks import translate_notebook, translation
 
@@ -47,21 +49,28 @@ def shared_name(options: dict[str, object]) -> str | None:
     return None
 
 
-def with_shared_cells(text: str, shared: Mapping[str, str], page: str) -> str:
-    """The page's text, each shared cell holding the code of that name."""
+def with_shared_cells(
+    text: str, shared: Mapping[str, str], page: str, stored: str | None = None
+) -> str:
+    """The page's text, each shared cell holding the code of that name.
+
+    `stored` is what a cell tagged stored-rows holds.
+    """
 
     def fill(cell: re.Match[str]) -> str:
         head = OPTIONS.match(cell["body"])
         assert head  # it may match nothing
         options = head["yaml"] or re.sub(r"^:([\w-]+):", r"\1:", head["short"] or "", flags=re.M)
-        name = shared_name(yaml.safe_load(options) or {})
-        if name is None:
+        known = yaml.safe_load(options) or {}
+        rows = STORED_TAG in (known.get("tags") or [])
+        name = shared_name(known)
+        if name is None and not rows:
             return cell[0]
-        if name not in shared:
+        if not rows and name not in shared:
             raise Problem(
                 f"{page}: a cell is tagged for {name}, but there is no book/cells/{name}.py"
             )
-        code = shared[name].strip("\n")
+        code = (stored or "") if rows else shared[str(name)].strip("\n")
         start = cell[0][: cell.start("body") - cell.start()]
         return f"{start}{head[0].rstrip(chr(10))}\n\n{code}\n{cell['fence']}"
 
@@ -96,7 +105,7 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
         if page not in book.chapters:
             yield source, text
             continue
-        text = with_shared_cells(text, shared, f"{page}.md")
+        text = with_shared_cells(text, shared, f"{page}.md", stored_cell(book, [text]))
         yield source, text
         notebook = as_notebook(text)
         yield book.notebook(page), nbformat.writes(notebook) + "\n"

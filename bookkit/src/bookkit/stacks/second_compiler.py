@@ -1,0 +1,358 @@
+"""Compile the programs that the book makes claims of for TPU too, and store what became of them.
+
+    bookkit second-compiler --libtpu DIR            compile all afresh, write book/compiled/rows.json
+    bookkit second-compiler --libtpu DIR --only NAME …    some programs, by name
+    bookkit second-compiler --libtpu DIR --compare  write nothing; list what differs, by claim
+    bookkit second-compiler --page                  write the page's tables from what is stored
+    bookkit second-compiler --check                 no libtpu: is every stored program still the page's?
+
+book/compiled/claims.toml lists programs and claims. A page's cells are run on eight simulated devices
+up to the cell that a program follows; the program is lowered for TPU, which needs no TPU compiler, and
+its text is hashed. `--check` runs no page whose code is as it was when its programs were stored.
+DIR is where libtpu was installed (`make second-compiler` does so, into _build/libtpu).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bookkit.model.book import Book, Problem
+from bookkit.model.compiled import (
+    Asked,
+    Judged,
+    Program,
+    as_shown,
+    cells_before,
+    digest_of_code,
+    judge,
+    load_rows,
+    load_table,
+    rows_path,
+)
+from bookkit.run.cells import as_jobs, run_jobs
+from bookkit.stacks.record import fill
+from bookkit.stacks.two_programs import LIBTPU
+
+CLAIMS_PAGE = "book/two-compilers"
+LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
+TOPOLOGY = "v5e:2x4"  # with eight devices; the shared cell compilers.py has smaller ones
+COMMAND = "make second-compiler"
+
+
+def releases() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in LOWERED_BY}
+
+
+def version_of_libtpu(folder: Path) -> str:
+    found = sorted(folder.glob("libtpu-*.dist-info"))
+    if not found:
+        raise Problem(f"{folder} holds no libtpu: `{COMMAND}` installs it there, or give --libtpu")
+    return found[0].name.removeprefix("libtpu-").removesuffix(".dist-info")
+
+
+def job(book: Book, page: str, programs: Iterable[Program], folder: Path) -> dict[str, Any]:
+    """The cells of a page, and after those that programs follow, one that notes the program."""
+    programs = list(programs)
+    cells = max((cells_before(book, program) for program in programs), key=len)
+    made = as_jobs(cells, id=page, timeout=1500)
+    with_notes: list[dict[str, Any]] = []
+    for cell, entry in zip(cells, made["cells"]):
+        with_notes.append(entry)
+        for program in programs:
+            if program.after == cell.slug:
+                target = str(folder / f"{program.name}.json")
+                source = (
+                    "from bookkit.stacks.two_programs import note as _note_program\n"
+                    f"_note_program({str(book.root)!r}, {program.make!r}, {target!r})"
+                )
+                note = {"index": f"program {program.name}", "source": source, "tags": []}
+                with_notes.append(note | {"probe": True})
+    return made | {"cells": with_notes}
+
+
+def noted(
+    book: Book, programs: Sequence[Program], libtpu: Path | None, workers: int = 2
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Run the pages of these programs; by program what each compiler made of it, and what failed."""
+    if libtpu is None:
+        os.environ.pop(LIBTPU, None)
+    else:
+        os.environ[LIBTPU] = str(libtpu.resolve())
+    pages = dict.fromkeys(program.page for program in programs)
+    found, problems = {}, []
+    with tempfile.TemporaryDirectory() as name:
+        jobs = [
+            job(book, page, [one for one in programs if one.page == page], Path(name))
+            for page in pages
+        ]
+        for outcome in run_jobs(jobs, parallel=workers):
+            print(f"{outcome['id']}: {outcome['seconds']:.0f} s", flush=True)
+            if outcome["error"]:
+                where = f"{outcome['id']}, cell {outcome['failed']}"
+                problems.append(f"{where}: {outcome['error']}")
+            problems += [
+                f"{outcome['id']}, {entry['end']}: {entry['error']}"
+                for entry in outcome["cells"]
+                if entry["error"] and str(entry["end"]).startswith("program ")
+            ]
+        for program in programs:
+            path = Path(name, f"{program.name}.json")
+            if path.exists():
+                found[program.name] = json.loads(path.read_text("utf-8"))
+    return found, problems
+
+
+def compile_all(
+    book: Book, asked: Asked, libtpu: Path, only: Sequence[str], workers: int
+) -> tuple[dict[str, Any], list[str]]:
+    """What rows.json should hold, and what failed; of that it keeps what was stored."""
+    version = version_of_libtpu(libtpu)
+    stored, here = load_rows(book), releases()
+    unknown = set(only) - set(asked.programs)
+    if unknown:
+        raise Problem(
+            f"No programs: {', '.join(sorted(unknown))}; claims.toml has {[*asked.programs]}"
+        )
+    chosen = [program for name, program in asked.programs.items() if not only or name in only]
+    about = {**here, "libtpu": version, "topology": TOPOLOGY}
+    if only and stored["about"] and {**stored["about"], "date": ""} != {**about, "date": ""}:
+        raise Problem(f"The rest was compiled with other releases: `{COMMAND}` compiles all anew.")
+    found, problems = noted(book, chosen, libtpu, workers)
+    programs = {
+        name: {
+            "page": program.page,
+            "after": program.after,
+            "code": digest_of_code(book, program),
+            **found[name],
+        }
+        if name in found
+        else stored["programs"][name]
+        for name, program in asked.programs.items()
+        if name in found or name in stored["programs"]
+    }
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"about": {**about, "date": today}, "programs": programs}, problems
+
+
+def as_text(data: dict[str, Any]) -> str:
+    """JSON with a line for each row, so that a difference can be read."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    short = re.compile(r"[\[{][^\[\]{}]*[\]}]|\{[^{}\[\]]*(?:\[[^\[\]]*\][^{}\[\]]*)*\}")
+    return short.sub(lambda part: re.sub(r"\n\s*", " ", part[0]), text) + "\n"
+
+
+# The page
+
+
+def table(judged: Sequence[Judged], book: Book) -> str:
+    """The claims of one page. Numbers are code, which no catalogue has to translate."""
+    lines = ["| claim | CPU | TPU v5e | on TPU |", "|---|---|---|---|"]
+    for one in judged:
+        claim = one.claim
+        says = claim.says
+        if claim.strip:
+            says += f" ([strip]({book.page_url(claim.page)}#checked-{claim.strip}))"
+        cells = [f"`{as_shown(one.values[compiler])}`" for compiler in ("cpu", "tpu")]
+        verdict = f"differs. {claim.why}"
+        if one.holds["tpu"]:
+            verdict = "holds" if one.holds["cpu"] else "holds there only"
+        lines.append(f"| {says} | {cells[0]} | {cells[1]} | {verdict} |")
+    return "\n".join(lines)
+
+
+def tables(book: Book, judged: Sequence[Judged]) -> str:
+    """A heading and a table for each page, in the order of the book."""
+    parts = []
+    for page in book.pages:
+        here = [one for one in judged if one.claim.page == page]
+        if here:
+            title = book.source(page).read_text("utf-8")
+            heading = re.search(r"^# (.+)$", title, re.M)
+            name = heading[1] if heading else page
+            parts.append(f"### {name}\n\n{table(here, book)}")
+    return "\n\n".join(parts)
+
+
+def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
+    hold = sum(all(one.holds.values()) for one in judged)
+    return (
+        f"{len(judged)} claims, of {count} programs: {hold} hold on both compilers, "
+        f"{len(judged) - hold} on one. Compiled on {about['date']} with JAX {about['jax']} for CPU, and "
+        f"for TPU v5e with libtpu {about['libtpu']}: 8 chips as 2×4, 4 chips as 2×2."
+    )
+
+
+def page_text(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
+    path = book.source(CLAIMS_PAGE)
+    judged = judge(asked, stored["programs"])
+    text = path.read_text("utf-8")
+    made = {
+        "summary": summary(judged, stored["about"], len(stored["programs"])),
+        "claims": tables(book, judged),
+    }
+    for name, part in made.items():
+        text = fill(text, name, f"\n{part}\n", path.name, "second-compiler")
+    return text
+
+
+def main_page(book: Book) -> None:
+    """Write the page from what is stored."""
+    book.source(CLAIMS_PAGE).write_text(page_text(book, load_table(book), load_rows(book)), "utf-8")
+
+
+# Checks
+
+
+def misjudged(judged: Sequence[Judged]) -> list[str]:
+    """Claims that do not even hold for CPU, or whose reason fits no difference."""
+    problems = []
+    for one in judged:
+        about, says = one.claim.about, f"{one.claim.page}: {one.claim.says!r}"
+        if not one.holds[about]:
+            value = as_shown(one.values[about])
+            problems.append(f"{says} does not hold for {about.upper()}: {value}")
+        elif one.holds["tpu"] and one.claim.why:
+            problems.append(f"{says} holds for TPU as well: take its `why` out")
+        elif not one.holds["tpu"] and not one.claim.why:
+            value = as_shown(one.values["tpu"])
+            problems.append(f"{says} does not hold for TPU ({value}): say `why` in one sentence")
+    return problems
+
+
+def stale(book: Book, asked: Asked, stored: dict[str, Any]) -> list[Program]:
+    """Programs whose code is another than that which was compiled; they may be the same yet."""
+    known = json.loads(memory(book).read_text("utf-8")) if memory(book).exists() else {}
+    found = []
+    for name, program in asked.programs.items():
+        entry = stored["programs"].get(name, {})
+        code = digest_of_code(book, program)
+        if code not in (entry.get("code"), known.get(f"{name} {entry.get('hash')}")):
+            found.append(program)
+    return found
+
+
+def memory(book: Book) -> Path:
+    """Code that was seen to make the stored program, so that it is not run again for that."""
+    return book.root / "_build" / "second-compiler.json"
+
+
+def remember(book: Book, programs: Iterable[Program], stored: dict[str, Any]) -> None:
+    path = memory(book)
+    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for program in programs:
+        digest = stored["programs"][program.name]["hash"]
+        known[f"{program.name} {digest}"] = digest_of_code(book, program)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+
+
+def check(book: Book, workers: int = 2) -> str:
+    """Problem if a stored program is no longer the page's; else what was looked at, in words."""
+    asked, stored = load_table(book), load_rows(book)
+    missing = [name for name in asked.programs if name not in stored["programs"]]
+    gone = [name for name in stored["programs"] if name not in asked.programs]
+    if missing or gone:
+        names = ", ".join(missing + gone)
+        raise Problem(f"claims.toml and rows.json list other programs ({names}): run `{COMMAND}`.")
+    problems = misjudged(judge(asked, stored["programs"]))
+    if book.source(CLAIMS_PAGE).read_text("utf-8") != page_text(book, asked, stored):
+        problems.append(f"{CLAIMS_PAGE}.md is out of date: run `bookkit second-compiler --page`.")
+    doubtful, here = stale(book, asked, stored), releases()
+    pinned = {name: stored["about"].get(name) for name in LOWERED_BY}
+    said = f"{len(asked.programs)} programs, {len(asked.claims)} claims; of changed code: "
+    if doubtful and here != pinned:
+        was = ", ".join(f"{name} {version}" for name, version in pinned.items())
+        said += f"{len(doubtful)}, not checked here: their programs were stored with {was}"
+    elif doubtful:
+        found, failed = noted(book, doubtful, None, workers)
+        doubtful = [one for one in doubtful if one.name in found]
+        same = [one for one in doubtful if found[one.name]["hash"] == stored_hash(stored, one)]
+        problems += failed
+        problems += [
+            f"{one.page}.md: the program {one.name} (after the cell id-{one.after}) is another than "
+            f"the one that was compiled for TPU: run `{COMMAND}`, read what differs, commit "
+            "book/compiled/rows.json"
+            for one in doubtful
+            if one not in same
+        ]
+        remember(book, same, stored)
+        said += f"{len(doubtful)}, of which {len(same)} make the same program"
+    else:
+        said += "none"
+    if problems:
+        raise Problem("\n".join(problems))
+    return said
+
+
+def stored_hash(stored: dict[str, Any], program: Program) -> str:
+    return stored["programs"][program.name]["hash"]
+
+
+def changed_since(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What a new compilation changed: first releases, then claims, then programs without a claim."""
+    lines = [
+        f"{name}: {old['about'].get(name)} → {new['about'][name]}"
+        for name in new["about"]
+        if name != "date" and old["about"].get(name) != new["about"][name]
+    ]
+    before = {(one.claim.page, one.claim.says): one for one in judge(asked, old["programs"])}
+    for one in judge(asked, new["programs"]):
+        was = before[one.claim.page, one.claim.says]
+        for compiler in ("cpu", "tpu"):
+            if one.values[compiler] != was.values[compiler]:
+                turned = "" if one.holds == was.holds else " — it holds no longer as stored"
+                lines.append(
+                    f"claim: {one.claim.page}: {one.claim.says} {compiler.upper()}: "
+                    f"{as_shown(was.values[compiler])} → {as_shown(one.values[compiler])}{turned}"
+                )
+    for name, entry in new["programs"].items():
+        for part in ("hash", "cpu", "tpu"):
+            if old["programs"].get(name, {}).get(part) != entry[part]:
+                lines.append(f"program {name}: its {part} is another")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(
+        prog="bookkit second-compiler", description=__doc__.split("\n")[0]
+    )
+    options.add_argument("--libtpu", type=Path, metavar="DIR", help="where libtpu is installed")
+    options.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these programs")
+    options.add_argument("--compare", action="store_true", help="write nothing, say what differs")
+    options.add_argument("--page", action="store_true", help="write the page from what is stored")
+    options.add_argument("--check", action="store_true", help="without libtpu: is all up to date?")
+    options.add_argument("--workers", type=int, default=2, help="pages at a time (2)")
+    chosen, book = options.parse_args(arguments), Book()
+    if chosen.check:
+        print(check(book, chosen.workers))
+        return 0
+    asked = load_table(book)
+    if chosen.page:
+        main_page(book)
+        return 0
+    if chosen.libtpu is None:
+        raise Problem(f"Give --libtpu DIR, where libtpu is installed, or run `{COMMAND}`.")
+    old = load_rows(book)
+    new, problems = compile_all(book, asked, chosen.libtpu, chosen.only, chosen.workers)
+    if not chosen.compare:
+        rows_path(book).write_text(as_text(new), "utf-8")  # minutes of compiling
+    if problems:
+        raise Problem("\n".join(problems))
+    lines = changed_since(asked, old, new) if set(old["programs"]) >= set(new["programs"]) else []
+    print("\n".join(lines) or "nothing differs from what is stored")
+    if chosen.compare:
+        return 1 if lines else 0
+    problems = misjudged(judge(asked, new["programs"]))
+    if problems:
+        raise Problem("\n".join(problems))
+    main_page(book)
+    return 0
