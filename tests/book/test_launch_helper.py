@@ -105,11 +105,11 @@ def test_nothing_is_left_after_a_failure_which_is_told(helper):
     process = begin(helper, "run(ends_badly, 2, 2)")
     try:
         numbers = started(process.stdout.readline().strip(), 2)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 1 and gone(numbers)
-    assert "process 1 of ends_badly ended with exit code 1" in errors
+    assert "RuntimeError: process 1 of ends_badly failed:" in errors
     assert "ValueError: a mistake in process 1" in errors
 
 
