@@ -138,11 +138,11 @@ def meet(args: argparse.Namespace) -> None:
     only checked.
     """
     if args.processes > 1 and not jax.distributed.is_initialized():
-        told = (args.coordinator, args.processes, args.process)
+        told: dict[str, Any] = {"heartbeat_timeout_seconds": args.heartbeat}
+        if args.coordinator:
+            told |= {"num_processes": args.processes, "process_id": args.process}
         try:
-            jax.distributed.initialize(
-                *(told if args.coordinator else ()), heartbeat_timeout_seconds=args.heartbeat
-            )
+            jax.distributed.initialize(args.coordinator, **told)
         except (ValueError, TypeError) as error:
             raise Refused(
                 f"--processes {args.processes}: {error} Nothing that JAX knows has started this "
