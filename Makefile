@@ -17,7 +17,7 @@ PACKAGES := pyproject.toml bookkit/pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills coverage offline \
+.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers coverage offline \
 	po translations new-language anchors linkcheck colab matrix second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
@@ -91,6 +91,15 @@ mutants-meshscope: venv ## plant faults in meshscope and see that its tests noti
 
 kills: venv ## kill the training program of examples/ twenty times, and see that nothing is lost
 	@TRAIN_KILLS=20 $(RUN) pytest -s tests/examples/test_train_kills.py
+
+processes: venv ## the same with two processes, one of which is killed twenty times
+	@TRAIN_PROCESS_KILLS=20 $(RUN) pytest -s tests/examples/test_train_processes_kills.py
+
+# An environment of its own: Ray is large, and the book needs neither it nor Kubernetes' object models.
+launchers: ## check the files of examples/launch with Ray and with the object models of Kubernetes
+	@$(MAKE) --no-print-directory venv VENV=_build/launch
+	@_build/launch/bin/pip install --quiet $(PIP_OPTIONS) -r requirements-launch.txt
+	@_build/launch/bin/python -m pytest examples/launch/checks
 
 coverage: venv ## check that each row of the coverage table is asserted or argued
 	@$(RUN) bookkit coverage

@@ -4,10 +4,14 @@
 
 Run the same command again after a crash, a kill or a preemption: it goes on from the newest
 complete checkpoint, with the same bits on the same mesh, to rounding on another.
+
+On several machines a launcher starts it once for each: see examples/launch. All processes together
+go on where they were stopped, also with another number of processes.
 """
 
 import argparse
 import csv
+import faulthandler
 import functools
 import itertools
 import logging
@@ -68,6 +72,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--cpu-devices", type=positive, metavar="N", help="simulate N devices on the CPU")
     add("--remat", action="store_true", help="less memory: compute layers again in backward")
 
+    add = parser.add_argument_group("several processes: each is started with this").add_argument
+    add("--processes", type=positive, default=1, metavar="N",
+        help="refuse to train with any other number of processes (%(default)s)")
+    add("--devices", type=positive, metavar="N", help="the same, of devices in all processes")
+    add("--coordinator", metavar="HOST:PORT",
+        help="where process 0 listens; without it JAX asks SLURM, MPI, Kubernetes or the TPU")
+    add("--process", type=int, metavar="I", help="which of them this is, with --coordinator")
+    add("--heartbeat", type=positive, default=100, metavar="SECONDS",
+        help="without one for so long, a process counts as dead, and all end (%(default)s)")
+    add("--watchdog", type=positive, metavar="SECONDS",
+        help="if a step takes longer, say where it hangs and end")
+
     add = parser.add_argument_group("what it computes: the same at each start").add_argument
     add("--L", type=positive, default=4, metavar="N", help="layers (%(default)s)")
     add("--D", type=positive, default=96, metavar="N", help="model width (%(default)s)")
@@ -112,6 +128,34 @@ def choose_devices(args: argparse.Namespace) -> None:
         os.environ.setdefault("NPROC", str(max(16, 2 * args.cpu_devices)))  # threads: few can hang
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", args.cpu_devices)
+
+
+def meet(args: argparse.Namespace) -> None:
+    """Wait for the other processes, and refuse a machine that was not asked for.
+
+    Must come before JAX touches a device. A program that forgets this trains once on each machine,
+    alone, and says nothing. Who already called jax.distributed.initialize, as some launchers do, is
+    only checked.
+    """
+    if args.processes > 1 and not jax.distributed.is_initialized():
+        told: dict[str, Any] = {"heartbeat_timeout_seconds": args.heartbeat}
+        if args.coordinator:
+            told |= {"num_processes": args.processes, "process_id": args.process}
+        try:
+            jax.distributed.initialize(args.coordinator, **told)
+        except (ValueError, TypeError) as error:
+            raise Refused(
+                f"--processes {args.processes}: {error} Nothing that JAX knows has started this "
+                "program: give --coordinator HOST:PORT, and --process 0, 1, … to each"
+            ) from error
+    found = {"processes": jax.process_count(), "devices": jax.device_count()}
+    asked = {"processes": args.processes, "devices": args.devices or found["devices"]}
+    if found != asked:
+        raise Refused(
+            f"asked for {asked['processes']} processes with {asked['devices']} devices together, "
+            f"found {found['processes']} with {found['devices']}: look at what the launcher starts, "
+            "and at what each process can see"
+        )
 
 
 # ---- data -----------------------------------------------------------------------------------
@@ -357,7 +401,8 @@ def train(args: argparse.Namespace) -> int:
         log.info(
             f"{'going on after' if step else 'a new run from'} step {step} of {last}: "
             f"{args.strategy} on {mesh.shape['data']} x {mesh.shape['model']} "
-            f"{jax.default_backend()} devices, {held:,} bytes of state on each"
+            f"{jax.default_backend()} devices of {jax.process_count()} processes, "
+            f"{held:,} bytes of state on each"
         )
         train_step = compiled_step(places, mesh, args.noise)
         evaluate = compiled_test(test, args.batch, mesh)
@@ -369,6 +414,8 @@ def train(args: argparse.Namespace) -> int:
         bar = tqdm(total=last, initial=step, unit="step", disable=None if metrics_path else True)
         stop, images, since = False, 0, None
         while step < last and not stop:
+            if args.watchdog:  # it ends the process from a thread of C, wherever Python hangs
+                faulthandler.dump_traceback_later(args.watchdog, exit=True)
             (batch, count, position), _ = next(ahead)
             run, loss = train_step(run, batch)
             step, images = step + 1, images + count
@@ -398,6 +445,7 @@ def train(args: argparse.Namespace) -> int:
                 noted = {"settings": settings(args), "position": position._asdict()}
                 saver.save_async(step, nnx.state(run), force=True, custom_metadata=noted)
         bar.close()
+        faulthandler.cancel_dump_traceback_later()
         saver.wait()
         if step < last:
             log.info(f"stopped by SIGTERM; step {step} is saved: the same command goes on from it")
@@ -410,6 +458,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     choose_devices(args)
     try:
+        meet(args)
         return train(args)
     except Refused as refusal:
         print(f"train.py: {refusal}", file=sys.stderr)

@@ -1,9 +1,11 @@
 """Start examples/train.py as readers do, kill it, and read what it left."""
 
+import contextlib
 import csv
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,29 @@ def started(folder, *arguments, devices=8, program=(TRAIN,), **settings):
         )  # fmt: skip
     process.said = Path(path)
     return process
+
+
+def free_address():
+    """Of this machine, where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return f"127.0.0.1:{one.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def together(folder, count, *arguments, devices=None, **settings):
+    """train.py as several processes that share eight devices. None is left behind."""
+    address = free_address()
+    given = ["--processes", count, "--coordinator", address]
+    processes = []
+    try:
+        for number in range(count):
+            more = [*given, "--process", number, *arguments]
+            processes.append(started(folder, *more, devices=devices or 8 // count, **settings))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def ended(process, status=0, limit=300):

@@ -8,7 +8,6 @@ import pty
 import re
 import shutil
 import signal
-import socket
 import sys
 import termios
 
@@ -244,30 +243,39 @@ def test_a_loss_that_is_not_finite_is_not_saved(folder):
 # ---- several processes -------------------------------------------------------------------------
 
 
-def test_two_processes_need_no_other_program(folder, everywhere):
-    run, port = folder / "two", free_port()
-    processes = [
-        lives.started(
-            run, *ONE_MORE, devices=4, program=[HERE / "two_processes.py", number, 2, port]
-        )
-        for number in range(2)
-    ]
-    try:
+def test_two_processes_are_the_same_program(folder, everywhere):
+    run = folder / "two"
+    with lives.together(run, 2, *ONE_MORE) as processes:
         first, second = (lives.ended(process) for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
     assert f"finished: step {STEPS} is saved" in first and "finished" not in second
+    assert "on 2 x 4 cpu devices of 2 processes" in first
     never = everywhere(8, "fsdp-tensor")
     np.testing.assert_allclose(lives.column(run, "loss"), lives.column(never, "loss"), **LOSS)
     assert [int(row["step"]) for row in lives.metrics(run)] == [*range(1, STEPS + 1)]
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def test_a_machine_that_was_not_asked_for_is_refused(folder):
+    said = lives.train(folder / "alone", "--devices", 8, devices=4, status=train.REFUSED)
+    assert "asked for 1 processes with 8 devices together, found 1 with 4" in said
+    said = lives.train(folder / "alone", "--processes", 2, devices=4, status=train.REFUSED)
+    assert "Nothing that JAX knows has started this program" in said and "Traceback" not in said
+    with lives.together(folder / "alone", 2, "--devices", 16) as processes:
+        for process in processes:
+            assert "asked for 2 processes with 16 devices together, found 2 with 8" in lives.ended(
+                process, train.REFUSED
+            )
+    assert not (folder / "alone").exists()
+
+
+def test_a_watchdog_ends_a_step_that_hangs_and_says_where(folder):
+    """Process 1 is stopped, not killed: it still has its connections, and answers nothing."""
+    run = folder / "hangs"
+    more = ["--watchdog", 15, "--strategy", "fsdp", "--steps", 100_000, "--log-every", 1]
+    with lives.together(run, 2, *more) as processes:
+        assert lives.wait_until(lambda: lives.last_step(run) > 3, processes[0])
+        processes[1].send_signal(signal.SIGSTOP)
+        said = lives.ended(processes[0], 1, limit=60)
+    assert "Timeout (0:00:15)!" in said and re.search(r"train\.py\", line \d+ in train", said)
 
 
 # ---- what is said ------------------------------------------------------------------------------

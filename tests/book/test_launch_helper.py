@@ -1,0 +1,159 @@
+"""The helper of chapter 11 that starts processes: none is left, whatever happens to those who wait.
+
+The helper's own cell runs in a process of its own, which is told to do one thing and is then left
+alone, fails, or is interrupted, as a kernel is by the stop button of a notebook.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from bookkit.model.chapter import load_chapter
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.reads("book/11-processes.md")
+
+PROGRAMS = """
+def sleeps(seconds):
+    child = __import__("subprocess").Popen(["sleep", "1000"])  # it has started something itself
+    say(os.getpid(), child.pid)
+    time.sleep(seconds)
+
+def ends_badly():
+    say(os.getpid(), os.getpid())
+    time.sleep(3)
+    if jax.process_index() == 1:
+        raise ValueError("a mistake in process 1")
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def helper(tmp_path_factory):
+    """A module that holds the helper, as the chapter has it, and two programs to start."""
+    folder = tmp_path_factory.mktemp("helper")
+    cells = load_chapter(ROOT / "book" / "11-processes.md").code
+    (source,) = [cell.source for cell in cells if "id-launch" in cell.tags]
+    # `inspect` finds the source of what stands in a file.
+    (folder / "helper.py").write_text(f"{source}\n\nimport jax\n{PROGRAMS}")
+    return folder
+
+
+def begin(helper, what):
+    """A process that does this with the helper, in a group of its own."""
+    code = f"from helper import *\nprint(disk, flush=True)\n{textwrap.dedent(what)}"
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=helper, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def started(folder, count, limit=120):
+    """Process ids that the programs wrote into their logs, once there are so many logs with them."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        logs = [path.read_text().splitlines() for path in Path(folder).glob("*/*.log")]
+        said = [line.split()[1:] for log in logs for line in log if len(line.split()) == 3]
+        if len(said) >= count:
+            return [int(number) for numbers in said for number in numbers]
+        time.sleep(0.05)
+    raise AssertionError(f"{count} processes have not started within {limit} s")
+
+
+def alive(numbers):
+    def lives(number):
+        try:
+            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        return state != "Z"  # dead, and waits to be asked how it ended
+    return [number for number in numbers if lives(number)]
+
+
+def gone(numbers, limit=10):
+    end = time.monotonic() + limit
+    while alive(numbers) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not alive(numbers)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
+
+
+@needs_proc
+def test_nothing_is_left_after_an_interruption(helper):
+    process = begin(helper, "run(sleeps, 2, 2, given={'seconds': 1000})")
+    try:
+        numbers = started(process.stdout.readline().strip(), 2)
+        assert len(alive(numbers)) == 4
+        process.send_signal(signal.SIGINT)  # what the stop button of a notebook sends
+        _, errors = process.communicate(timeout=30)
+        assert errors.rstrip().endswith("KeyboardInterrupt") and gone(numbers), alive(numbers)
+    finally:
+        process.kill()
+
+
+@needs_proc
+def test_nothing_is_left_after_a_failure_which_is_told(helper):
+    process = begin(helper, "run(ends_badly, 2, 2)")
+    try:
+        numbers = started(process.stdout.readline().strip(), 2)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 1 and gone(numbers)
+    assert "RuntimeError: process 1 of ends_badly failed:" in errors
+    assert "ValueError: a mistake in process 1" in errors
+
+
+@needs_proc
+def test_nothing_is_left_after_success_or_after_the_time_is_over(helper):
+    what = """
+    run(sleeps, 1, 2, given={"seconds": 0})
+    try:
+        run_together(Job(sleeps, 1, 2, given={"seconds": 1000}), seconds=20)
+    except TimeoutError as error:
+        print(error)
+    """
+    process = begin(helper, what)
+    try:
+        numbers = started(process.stdout.readline().strip(), 2)
+        said, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert "not ended after 20 s, and stopped now" in said, errors
+    assert gone(numbers), alive(numbers)
+
+
+def test_the_watchdog_ends_those_whose_notebook_was_killed(helper):
+    """SIGKILL leaves nobody to clean up: then the hard limit in each program ends it."""
+    source = (helper / "helper.py").read_text()
+    seconds = "faulthandler.dump_traceback_later(120, exit=True)"
+    assert source.count(seconds) == 1
+    short = helper / "short"
+    short.mkdir()
+    (short / "helper.py").write_text(source.replace(seconds, seconds.replace("120", "25")))
+    process = begin(short, "run(sleeps, 2, 2, given={'seconds': 1000})")
+    numbers = started(process.stdout.readline().strip(), 2)
+    programs, children = numbers[::2], numbers[1::2]
+    process.kill()
+    process.wait()
+    try:
+        assert gone(programs, limit=60), alive(programs)
+    finally:
+        for number in children:  # which these programs, of our own making, have started
+            os.kill(number, signal.SIGKILL)
+
+
+def test_jobs_of_one_call_have_addresses_of_their_own(helper):
+    process = begin(helper, "import json; print(json.dumps(free_addresses(20)))")
+    said, _ = process.communicate(timeout=60)
+    addresses = json.loads(said.splitlines()[1])
+    assert len(set(addresses)) == 20 and all(one.startswith("127.0.0.1:") for one in addresses)
