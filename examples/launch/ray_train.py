@@ -11,6 +11,7 @@ nothing: each worker would train alone. So `worker` does it there, and train.py'
 
 import argparse
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,24 @@ def worker(config: dict[str, Any]) -> None:
         raise SystemExit(status)  # Ray starts all workers again, as often as FailureConfig says
 
 
+def free_address() -> str:
+    """Where processes of this machine can meet."""
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{port.getsockname()[1]}"
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gpus", type=int, default=1, help="of each worker")
     parser.add_argument("--cpu-devices", type=int, default=0, help="simulated, of each worker")
-    parser.add_argument("--coordinator", default="127.0.0.1:8476", help="for --cpu-devices only")
+    parser.add_argument("--coordinator", help="with --cpu-devices, for workers on several machines")
     parser.add_argument("--storage", default="runs/ray", help="where Ray keeps its own records")
     parser.add_argument("--restarts", type=int, default=3, help="after the death of a worker")
     parser.add_argument("arguments", nargs="*", help="for train.py, after --")
     args = parser.parse_args(argv)
+    args.coordinator = args.coordinator or free_address()
     on_gpus = not args.cpu_devices
     JaxTrainer(
         worker,
