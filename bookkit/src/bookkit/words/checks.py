@@ -114,13 +114,13 @@ class Numbers:
 
 
 def in_digits(text: str, scale: int = 1) -> Iterator[str]:
-    """12,345 is one number, 8,16 are two, 0.12.1 is a version; with a scale, 4 billion is one."""
+    """12,345 is one number, 8,16 are two, 0.12.1 is a version; with a scale, 4.3 billion is one."""
     parts = [text.replace(",", "")]
     if not re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text):
         parts = text.split(",")
     for part in parts:
         try:
-            yield f"{Decimal(part) * scale:f}" if scale != 1 else part
+            yield f"{(Decimal(part) * scale).normalize():f}" if scale != 1 else part
         except InvalidOperation:
             yield part
 
