@@ -247,7 +247,7 @@ def test_what_msgfmt_says_is_passed_on(book, tmp_path):
 
 @pytest.mark.parametrize("english, translated", [
     ("eight devices", "8 個裝置"), ("eight devices", "八個裝置"), ("four billion", "四十億"), ("4 billion", "40 億"),
-    ("1.46 million", "146 萬"),
+    ("1.46 million", "146 萬"), ("4.3 billion", "43 億"),
     ("twice", "2 倍"), ("an eighth", "八分之一"), ("an eighth", "1/8"), ("half of 16", "16 的一半"), ("twenty-five", "25"),
     ("a hundred and twenty-eight", "128"), ("12,345 bytes", "12345 位元組"), ("8,16", "8、16"), ("in 0.12.1", "0.12.1 版"),
     ("November 2026", "2026 年 11 月"), ("ten thousand", "一萬"), ("two rows, four columns", "兩列、4 行"), ("sixes", "6"),
@@ -258,7 +258,7 @@ def test_the_same_number_in_digits_and_words(english, translated):
 
 
 @pytest.mark.parametrize("english, translated", [
-    ("8 devices", "7 個裝置"), ("8 devices", "裝置"), ("devices", "8 個裝置"), ("four billion", "四億"), ("4 billion", "4 億"),
+    ("8 devices", "7 個裝置"), ("8 devices", "裝置"), ("devices", "8 個裝置"), ("four billion", "四億"), ("4 billion", "4 億"), ("4.3 billion", "44 億"),
     ("eight devices", "四個裝置"), ("2×4", "2×2"), ("12,345", "1234"), ("0.12.1", "0.12"), ("half", "3 倍"), ("8 and 8", "8"),
 ])
 def test_another_number_is_seen(english, translated):
