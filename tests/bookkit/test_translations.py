@@ -128,6 +128,7 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "a formula changed": (r"\$n\$", "$m$", "text", "formula", "lacks n", ""),
     "a formula lost": (r"\$[^$]+\$", "它", "text", "formula", "lacks", ""),
     "a formula of its own": (r"(?<=^\n)", "x = ", "text", "formula", "copy the English", ""),
+    "a sign of a formula": (r"^\\frac", r"\\sqrt", "text", "formula", "copy the English", ""),
     "a placeholder renamed": (r"\{axes\}", "{軸}", "code", "placeholder", "lacks {axes}", ""),
     "a placeholder lost": (r"\{\w+\}", "某", "code", "placeholder", "lacks {", ""),
     "emphasis lost": (r"\*\*([^*]+)\*\*", r"\1", "text", "emphasis", "renders 0 times", ""),
@@ -142,10 +143,12 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "a mainland word in a comment": ("裝置", "設備", "code", "term", "device is 裝置", ""),
     "no space at code": (rf"(?<=[\u4e00-\u9fff]) (?={CODE_SPAN})", "", "text", "punctuation", "put a space between", ""),
     "no space at digits": (r"(?<=[\u4e00-\u9fff]) (?=\d)", "", "text", "punctuation", "put a space between", ""),
-    "no space at a link": (r"(?<=[\u4e00-\u9fff]) (?=\[第 1 章\])", "", "text", "punctuation", "around the link", ""),
+    "a space at a Chinese link": (r"(?<=[\u4e00-\u9fff])(?=\[第 1 章\])", " ", "text", "punctuation", "those of a link included", ""),
+    "no space at an English link": (r"(?<=[\u4e00-\u9fff]) (?=\[Megatron)", "", "text", "punctuation", "put a space between", ""),
     "a space in Chinese": (r"(?<=裝)(?=置)", " ", "text", "punctuation", "no space between Chinese", ""),
     "a space after a comma": ("，", "， ", "text", "punctuation", "no space beside", ""),
     "a half-width comma": ("，(?=[\u4e00-\u9fff])", ",", "text", "punctuation", "write ，；：！？", ""),
+    "a half-width colon": ("：(?=[\u4e00-\u9fff])", ": ", "text", "punctuation", "write ，；：！？", ""),
     "a half-width full stop": ("(?<=[\u4e00-\u9fff])。$", ".", "text", "punctuation", "write 。", ""),
     "half-width parentheses": (r"（([^（）]*)）", r"(\1)", "text", "punctuation", "write （）", ""),
     "one parenthesis": ("）", "", "text", "punctuation", "（） do not come in pairs", ""),
@@ -276,8 +279,76 @@ def test_a_name_may_become_code_and_emphasis_may_stand_before_a_space():
     assert not list(unlike_english("a jitted constructor", "經 `jit` 編譯的建構子"))
     assert not list(unlike_english("**Predict.** Then run.", "**先預測。** 再執行。"))
     assert list(unlike_english("**Predict.** Then run.", "**先預測。**再執行。"))
-    house = House(chinese=True)
-    assert not list(house.punctuation("**A.** B.", as_signs("**先預測。** 再執行。")))
+    assert punctuation("**先預測。** 再執行。") == ["put the sign outside: **…**。接著"]
+    assert punctuation("**先預測**。再執行。") == punctuation("**先預測？** 再執行。") == []
+
+
+def punctuation(text, markdown=True):
+    """What is said of the signs and spaces of a translation, without the place."""
+    found = House(chinese=True).punctuation("A.", as_signs(text, markdown))
+    return [one.what.partition("”: ")[2] for one in found]
+
+
+HAN_HAN, HAN_LATIN = "no space between Chinese signs, those of a link included", "put a space between Chinese and Latin, code or formulas"
+COLON, HALF = "write ：； in Chinese", "write ，；：！？ in Chinese"
+
+
+@pytest.mark.parametrize("text", [
+    "請查[術語表](a.md)；見[第 1 章](b.md)與[第 3 章](c.md)。", "叫做[**分片**](a.md)（sharding），是*網格*（mesh）。",
+    "用 [Flax 的文件](a.md)說明。", "這是[論文 ZeRO](a.md) 的結果。", "見 [`jax.jit`](a.md) 的說明。", "在 [8 個裝置](a.md)上。",
+    "共[裝置 8](a.md) 與 [$n$ 個](a.md)。", "見「[術語表](a.md)」。", "**[環（ring）](a.md)** 是環。", "[甲](a.md)[乙](b.md)。",
+])  # fmt: skip
+def test_a_link_is_spaced_as_what_it_says(text):
+    assert punctuation(text) == []
+
+
+@pytest.mark.parametrize("text, says", [
+    ("請查 [術語表](a.md)。", HAN_HAN), ("[術語表](a.md) 裡有。", HAN_HAN), ("叫做 [**分片**](a.md)。", HAN_HAN),
+    ("這是 *網格*（mesh）。", HAN_HAN), ("[甲](a.md) [乙](b.md)。", HAN_HAN), ("用[Flax 的文件](a.md)。", HAN_LATIN),
+    ("這是[論文 ZeRO](a.md)的。", HAN_LATIN), ("見[`jax.jit`](a.md)。", HAN_LATIN), ("在 [8 個裝置](a.md) 上。", HAN_HAN),
+    ("見 「[術語表](a.md)」。", "no space beside full-width signs"), ("[術語表](a.md) ；", "no space beside full-width signs"),
+])  # fmt: skip
+def test_a_link_that_is_spaced_otherwise_is_seen(text, says):
+    assert punctuation(text) == [says]
+
+
+@pytest.mark.parametrize("text, says, markdown", [
+    ("**FSDP**: 8 個裝置。", COLON, True), ("共 `n`; 8 個。", COLON, True), ("兩個模式（mode）: Auto。", HALF, True),
+    ("軸: model", HALF, False), ("（甲）:", HALF, False), ("參數:", HALF, False), ("n: 8 個", COLON, False),
+])  # fmt: skip
+def test_a_half_width_colon_is_seen(text, says, markdown):
+    assert says in punctuation(text, markdown)
+
+
+@pytest.mark.parametrize("text, markdown", [
+    ("**FSDP**：8 個裝置，12:30 開始。", True), ("見 [ZeRO: memory optimizations](a.md) 與 `a: b`。", True),
+    ("SPMD（one program: many data）是一個程式。", True), ("How to: a title in English.", True), ("注意力頭：heads", False),
+])  # fmt: skip
+def test_a_colon_may_be_half_width_in_english(text, markdown):
+    assert punctuation(text, markdown) == []
+
+
+@pytest.mark.parametrize("english, translated, markdown", [
+    (r"The $\text{loss}$ of $W_{out}$.", r"$W_{out}$ 的 $\text{損失}$。", True),
+    (r"\frac{\text{loss} \cdot A}{8}", r"\frac{A \cdot \text{損失}}{8}", True), (r"\text{bytes}", r"\text{位元組}", True),
+    (r"moves $\text{payload}$ of {kind}", r"{kind}：搬動 $\text{資料量}$", False), ("\nS = T + n", "\nS = T + n", True),
+])  # fmt: skip
+def test_words_in_a_formula_are_no_placeholder(english, translated, markdown):
+    assert not list(unlike_english(english, translated, markdown))
+
+
+@pytest.mark.parametrize("english, translated, markdown, check", [
+    ("The $a$ of {kind}.", "的 $a$。", True, "placeholder"), (r"The $\text{loss}_i$.", r"$\text{損失}_j$。", True, "formula"),
+    (r"\frac{\text{loss}}{8}", r"\frac{\text{損失}}{9}", True, "formula"), (r"\frac{\text{loss}}{A}", r"\frac{}{A}", True, "formula"),
+    (r"\text{eight parts}", r"\text{九塊}", True, "number"), ("$n$ of {kind}", "$n$", False, "placeholder"),
+    (r"$n$ of {kind}", r"{kind} 的 $m$", False, "formula"), ("\nS = T + n", "\nS = T - n", True, "formula"),
+])  # fmt: skip
+def test_a_formula_that_lost_something_is_seen(english, translated, markdown, check):
+    assert [one.check for one in unlike_english(english, translated, markdown)] == [check]
+
+
+def test_words_in_a_formula_are_read_for_terms_too():
+    assert [one.check for one in HOUSE.words(as_signs(r"\frac{\text{ 設備 }}{A}"))] == ["term"]
 
 
 # The report.
