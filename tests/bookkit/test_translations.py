@@ -245,6 +245,26 @@ def test_what_msgfmt_says_is_passed_on(book, tmp_path):
     assert "msgfmt -c says:\nbad entry" in found[0]
 
 
+@pytest.mark.parametrize("english, wrong, right", [
+    ("layout", "配置（layout）", "不配置記憶體，記憶體排列（layout）"), ("local", "區域的梯度", "區域變數與各裝置自己的梯度"),
+    ("payload", "酬載位元組", "資料量（payload）"), ("shard", "每片的形狀", "切成一片一片的，一段程式碼片段，每塊的形狀"),
+    ("spec", "由名字組成的規格", "分片規格（spec），規格表所列"), ("placement", "有歧義的放置", "有歧義的擺放方式，放到裝置上"),
+    ("pin", "把釘子拔掉", "拿掉約束"), ("global norm", "整體範數", "全域範數"), ("wire bytes", "線上位元組", "傳輸位元組"),
+    ("network card", "8 張網卡", "8 張網路卡"), ("communication-bound", "程式是通訊受限的", "程式受限於通訊"),
+    ("temporaries", "五倍的暫存區", "五倍的暫存記憶體"), ("tile", "瓦片的大小", "方塊（tile）的大小"),
+    ("closed form", "封閉式公式", "封閉形式"), ("reference (to compare with)", "單一裝置是對照", "單一裝置是對照組，拿來對照"),
+    ("mask", "掩碼", "遮住填補"), ("pad, padding", "填充到 12", "填補到 12"), ("training step", "三個訓練步", "三個訓練步驟，訓練步數"),
+    ("master weight", "主要權重", "主權重（master）"), ("attention head", "8 個注意頭", "8 個注意力頭"),
+    ("preemption", "搶占會事先通知", "先占會事先通知"), ("strip", "寫著主張的摺疊列", "摺疊的證明"),
+    ("prerequisites", "**你需要**[第 2 章](a.md)", "**先備知識**：長大之後，你需要許多裝置。你需要它們"),
+    ("data sheet", "數據表", "規格表"), ("you", "帶您到", "帶你到"), ("passive", "規格會遭到拒絕", "JAX 會拒絕"),
+])  # fmt: skip
+def test_a_wrong_form_is_told_from_what_is_like_it(english, wrong, right):
+    said = [one.what for one in HOUSE.words(as_signs(wrong))]
+    assert [one for one in said if f": {english} is " in one], said
+    assert not list(HOUSE.words(as_signs(right)))
+
+
 # Numbers.
 
 
