@@ -128,6 +128,7 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "a formula changed": (r"\$n\$", "$m$", "text", "formula", "lacks n", ""),
     "a formula lost": (r"\$[^$]+\$", "它", "text", "formula", "lacks", ""),
     "a formula of its own": (r"(?<=^\n)", "x = ", "text", "formula", "copy the English", ""),
+    "a sign of a formula": (r"^\\frac", r"\\sqrt", "text", "formula", "copy the English", ""),
     "a placeholder renamed": (r"\{axes\}", "{軸}", "code", "placeholder", "lacks {axes}", ""),
     "a placeholder lost": (r"\{\w+\}", "某", "code", "placeholder", "lacks {", ""),
     "emphasis lost": (r"\*\*([^*]+)\*\*", r"\1", "text", "emphasis", "renders 0 times", ""),
@@ -142,10 +143,12 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "a mainland word in a comment": ("裝置", "設備", "code", "term", "device is 裝置", ""),
     "no space at code": (rf"(?<=[\u4e00-\u9fff]) (?={CODE_SPAN})", "", "text", "punctuation", "put a space between", ""),
     "no space at digits": (r"(?<=[\u4e00-\u9fff]) (?=\d)", "", "text", "punctuation", "put a space between", ""),
-    "no space at a link": (r"(?<=[\u4e00-\u9fff]) (?=\[第 1 章\])", "", "text", "punctuation", "around the link", ""),
+    "a space at a Chinese link": (r"(?<=[\u4e00-\u9fff])(?=\[第 1 章\])", " ", "text", "punctuation", "those of a link included", ""),
+    "no space at an English link": (r"(?<=[\u4e00-\u9fff]) (?=\[Megatron)", "", "text", "punctuation", "put a space between", ""),
     "a space in Chinese": (r"(?<=裝)(?=置)", " ", "text", "punctuation", "no space between Chinese", ""),
     "a space after a comma": ("，", "， ", "text", "punctuation", "no space beside", ""),
     "a half-width comma": ("，(?=[\u4e00-\u9fff])", ",", "text", "punctuation", "write ，；：！？", ""),
+    "a half-width colon": ("：(?=[\u4e00-\u9fff])", ": ", "text", "punctuation", "write ，；：！？", ""),
     "a half-width full stop": ("(?<=[\u4e00-\u9fff])。$", ".", "text", "punctuation", "write 。", ""),
     "half-width parentheses": (r"（([^（）]*)）", r"(\1)", "text", "punctuation", "write （）", ""),
     "one parenthesis": ("）", "", "text", "punctuation", "（） do not come in pairs", ""),
@@ -242,6 +245,26 @@ def test_what_msgfmt_says_is_passed_on(book, tmp_path):
     assert "msgfmt -c says:\nbad entry" in found[0]
 
 
+@pytest.mark.parametrize("english, wrong, right", [
+    ("layout", "配置（layout）", "不配置記憶體，記憶體排列（layout）"), ("local", "區域的梯度", "區域變數與各裝置自己的梯度"),
+    ("payload", "酬載位元組", "資料量（payload）"), ("shard", "每片的形狀", "切成一片一片的，一段程式碼片段，每塊的形狀"),
+    ("spec", "由名字組成的規格", "分片規格（spec），規格表所列"), ("placement", "有歧義的放置", "有歧義的擺放方式，放到裝置上"),
+    ("pin", "把釘子拔掉", "拿掉約束"), ("global norm", "整體範數", "全域範數"), ("wire bytes", "線上位元組", "傳輸位元組"),
+    ("network card", "8 張網卡", "8 張網路卡"), ("communication-bound", "程式是通訊受限的", "程式受限於通訊"),
+    ("temporaries", "五倍的暫存區", "五倍的暫存記憶體"), ("tile", "瓦片的大小", "方塊（tile）的大小"),
+    ("closed form", "封閉式公式", "封閉形式"), ("reference (to compare with)", "單一裝置是對照", "單一裝置是對照組，拿來對照"),
+    ("mask", "掩碼", "遮住填補"), ("pad, padding", "填充到 12", "填補到 12"), ("training step", "三個訓練步", "三個訓練步驟，訓練步數"),
+    ("master weight", "主要權重", "主權重（master）"), ("attention head", "8 個注意頭", "8 個注意力頭"),
+    ("preemption", "搶占會事先通知", "先占會事先通知"), ("strip", "寫著主張的摺疊列", "摺疊的證明"),
+    ("prerequisites", "**你需要**[第 2 章](a.md)", "**先備知識**：長大之後，你需要許多裝置。你需要它們"),
+    ("data sheet", "數據表", "規格表"), ("you", "帶您到", "帶你到"), ("passive", "規格會遭到拒絕", "JAX 會拒絕"),
+])  # fmt: skip
+def test_a_wrong_form_is_told_from_what_is_like_it(english, wrong, right):
+    said = [one.what for one in HOUSE.words(as_signs(wrong))]
+    assert [one for one in said if f": {english} is " in one], said
+    assert not list(HOUSE.words(as_signs(right)))
+
+
 # Numbers.
 
 
@@ -276,8 +299,76 @@ def test_a_name_may_become_code_and_emphasis_may_stand_before_a_space():
     assert not list(unlike_english("a jitted constructor", "經 `jit` 編譯的建構子"))
     assert not list(unlike_english("**Predict.** Then run.", "**先預測。** 再執行。"))
     assert list(unlike_english("**Predict.** Then run.", "**先預測。**再執行。"))
-    house = House(chinese=True)
-    assert not list(house.punctuation("**A.** B.", as_signs("**先預測。** 再執行。")))
+    assert punctuation("**先預測。** 再執行。") == ["put the sign outside: **…**。接著"]
+    assert punctuation("**先預測**。再執行。") == punctuation("**先預測？** 再執行。") == []
+
+
+def punctuation(text, markdown=True):
+    """What is said of the signs and spaces of a translation, without the place."""
+    found = House(chinese=True).punctuation("A.", as_signs(text, markdown))
+    return [one.what.partition("”: ")[2] for one in found]
+
+
+HAN_HAN, HAN_LATIN = "no space between Chinese signs, those of a link included", "put a space between Chinese and Latin, code or formulas"
+COLON, HALF = "write ：； in Chinese", "write ，；：！？ in Chinese"
+
+
+@pytest.mark.parametrize("text", [
+    "請查[術語表](a.md)；見[第 1 章](b.md)與[第 3 章](c.md)。", "叫做[**分片**](a.md)（sharding），是*網格*（mesh）。",
+    "用 [Flax 的文件](a.md)說明。", "這是[論文 ZeRO](a.md) 的結果。", "見 [`jax.jit`](a.md) 的說明。", "在 [8 個裝置](a.md)上。",
+    "共[裝置 8](a.md) 與 [$n$ 個](a.md)。", "見「[術語表](a.md)」。", "**[環（ring）](a.md)** 是環。", "[甲](a.md)[乙](b.md)。",
+])  # fmt: skip
+def test_a_link_is_spaced_as_what_it_says(text):
+    assert punctuation(text) == []
+
+
+@pytest.mark.parametrize("text, says", [
+    ("請查 [術語表](a.md)。", HAN_HAN), ("[術語表](a.md) 裡有。", HAN_HAN), ("叫做 [**分片**](a.md)。", HAN_HAN),
+    ("這是 *網格*（mesh）。", HAN_HAN), ("[甲](a.md) [乙](b.md)。", HAN_HAN), ("用[Flax 的文件](a.md)。", HAN_LATIN),
+    ("這是[論文 ZeRO](a.md)的。", HAN_LATIN), ("見[`jax.jit`](a.md)。", HAN_LATIN), ("在 [8 個裝置](a.md) 上。", HAN_HAN),
+    ("見 「[術語表](a.md)」。", "no space beside full-width signs"), ("[術語表](a.md) ；", "no space beside full-width signs"),
+])  # fmt: skip
+def test_a_link_that_is_spaced_otherwise_is_seen(text, says):
+    assert punctuation(text) == [says]
+
+
+@pytest.mark.parametrize("text, says, markdown", [
+    ("**FSDP**: 8 個裝置。", COLON, True), ("共 `n`; 8 個。", COLON, True), ("兩個模式（mode）: Auto。", HALF, True),
+    ("軸: model", HALF, False), ("（甲）:", HALF, False), ("參數:", HALF, False), ("n: 8 個", COLON, False),
+])  # fmt: skip
+def test_a_half_width_colon_is_seen(text, says, markdown):
+    assert says in punctuation(text, markdown)
+
+
+@pytest.mark.parametrize("text, markdown", [
+    ("**FSDP**：8 個裝置，12:30 開始。", True), ("見 [ZeRO: memory optimizations](a.md) 與 `a: b`。", True),
+    ("SPMD（one program: many data）是一個程式。", True), ("How to: a title in English.", True), ("注意力頭：heads", False),
+])  # fmt: skip
+def test_a_colon_may_be_half_width_in_english(text, markdown):
+    assert punctuation(text, markdown) == []
+
+
+@pytest.mark.parametrize("english, translated, markdown", [
+    (r"The $\text{loss}$ of $W_{out}$.", r"$W_{out}$ 的 $\text{損失}$。", True),
+    (r"\frac{\text{loss} \cdot A}{8}", r"\frac{A \cdot \text{損失}}{8}", True), (r"\text{bytes}", r"\text{位元組}", True),
+    (r"moves $\text{payload}$ of {kind}", r"{kind}：搬動 $\text{資料量}$", False), ("\nS = T + n", "\nS = T + n", True),
+])  # fmt: skip
+def test_words_in_a_formula_are_no_placeholder(english, translated, markdown):
+    assert not list(unlike_english(english, translated, markdown))
+
+
+@pytest.mark.parametrize("english, translated, markdown, check", [
+    ("The $a$ of {kind}.", "的 $a$。", True, "placeholder"), (r"The $\text{loss}_i$.", r"$\text{損失}_j$。", True, "formula"),
+    (r"\frac{\text{loss}}{8}", r"\frac{\text{損失}}{9}", True, "formula"), (r"\frac{\text{loss}}{A}", r"\frac{}{A}", True, "formula"),
+    (r"\text{eight parts}", r"\text{九塊}", True, "number"), ("$n$ of {kind}", "$n$", False, "placeholder"),
+    (r"$n$ of {kind}", r"{kind} 的 $m$", False, "formula"), ("\nS = T + n", "\nS = T - n", True, "formula"),
+])  # fmt: skip
+def test_a_formula_that_lost_something_is_seen(english, translated, markdown, check):
+    assert [one.check for one in unlike_english(english, translated, markdown)] == [check]
+
+
+def test_words_in_a_formula_are_read_for_terms_too():
+    assert [one.check for one in HOUSE.words(as_signs(r"\frac{\text{ 設備 }}{A}"))] == ["term"]
 
 
 # The report.

@@ -23,6 +23,9 @@ from bookkit.words.notebooks import ALERT, MARKDOWN
 
 URL = re.compile(r"https?://[^\s<>()\[\]（）「」，。、；：]+")
 PLACEHOLDER = re.compile(r"\{\w*\}|%\(\w+\)[sd]|%[sd]\b")
+FORMULA = re.compile(r"\$(?=\S)([^$\n]+)(?<=\S)\$")  # where there is no Markdown to read it
+TEX_WORDS = re.compile(r"\\text\{([^{}]*)\}")  # what of a formula is translated
+TEX_TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\S")
 CODE, MATH, LINK, EMPHASIS = "\ue000", "\ue001", "\ue002", "\ue003"  # in `as_signs`
 
 
@@ -43,10 +46,23 @@ def tokens(text: str) -> Iterator[Token]:
     yield from each(MARKDOWN.parse(ALERT.sub("", text, count=1)))
 
 
+def is_formula(text: str) -> bool:
+    """Is this what stands between $$ and $$, on lines of its own?"""
+    return text.startswith("\n") or any(
+        token.type == "text" and re.search(r"\\[A-Za-z]", token.content) for token in tokens(text)
+    )
+
+
+def without_words(formula: str) -> str:
+    return TEX_WORDS.sub(r"\\text{}", formula).strip()
+
+
 def as_signs(text: str, markdown: bool = True) -> str:
     """What is read: code and formulas are one sign each, so are borders of links and emphasis."""
     if not markdown:
-        return PLACEHOLDER.sub(CODE, re.sub(r"`[^`]*`", CODE, text))
+        return PLACEHOLDER.sub(CODE, FORMULA.sub(MATH, re.sub(r"`[^`]*`", CODE, text)))
+    if is_formula(text):
+        return "\n".join(words.strip() for words in TEX_WORDS.findall(text))
     found = ""
     for token in tokens(text):
         match token.type:
@@ -213,7 +229,7 @@ def number_findings(english: str, translated: str, numerals: bool) -> Iterator[R
 ADVICE = {
     "link": "keep every link, and its address as it is",
     "code": "keep what stands between backticks as it is",
-    "formula": "keep what stands between dollar signs as it is",
+    "formula": "keep what stands between dollar signs as it is, but for words in \\text{…}",
     "placeholder": "keep names in braces as they are",
     "HTML": "keep tags as they are; write &lt; for a mere <",
 }
@@ -222,10 +238,12 @@ ADVICE = {
 def kept_parts(text: str, markdown: bool) -> dict[str, Counter[str]]:
     """What a translation must have as often as its English has."""
     if not markdown:
+        bare = re.sub(r"`[^`]*`", CODE, text)
         return {
             "link": Counter(URL.findall(text)),
             "code": Counter(re.findall(r"`([^`]*)`", text)),
-            "placeholder": Counter(PLACEHOLDER.findall(text)),
+            "formula": Counter(map(without_words, FORMULA.findall(bare))),
+            "placeholder": Counter(PLACEHOLDER.findall(FORMULA.sub(MATH, bare))),
         }
     found = {kind: Counter[str]() for kind in ADVICE}
     for token in tokens(text):
@@ -237,7 +255,7 @@ def kept_parts(text: str, markdown: bool) -> dict[str, Counter[str]]:
             case "code_inline" | "fence" | "code_block":
                 found["code"][token.content.strip()] += 1
             case kind if kind.startswith("math") and not kind.endswith("_close"):
-                found["formula"][token.content.strip()] += 1
+                found["formula"][without_words(token.content)] += 1
             case "html_inline" | "html_block":
                 found["HTML"][token.content] += 1
             case "text":
@@ -259,9 +277,14 @@ def unlike_english(
     english: str, translated: str, markdown: bool = True, numerals: bool = True
 ) -> Iterator[Remark]:
     """What a translation lost or changed. `markdown`: not for comments and drawings."""
-    if english.startswith("\n"):  # a formula on lines of its own, between $$ and $$
-        if english != translated:
-            yield Remark("formula", "this is a formula: copy the English")
+    if markdown and is_formula(english):
+        # Words may change their place in it: $A$ 的位元組數. No sign of it is lost or new.
+        was, now = (Counter(TEX_TOKEN.findall(without_words(one))) for one in (english, translated))
+        words = [len(TEX_WORDS.findall(one)) for one in (english, translated)]
+        if now != was or words[0] != words[1]:
+            what = "this is a formula: copy the English, and translate what stands in \\text{…}"
+            yield Remark("formula", what)
+        yield from number_findings(as_signs(english), as_signs(translated), numerals)
         return
     old, new = kept_parts(english, markdown), kept_parts(translated, markdown)
     for kind, wanted in old.items():
@@ -276,23 +299,24 @@ def unlike_english(
         as_signs(english, markdown), as_signs(translated, markdown), numerals
     )
     if markdown:
-        was, now = shape(english), shape(translated)
-        if was[0] != now[0]:
-            new_blocks = ", ".join(kind for kind in now[0] if kind.endswith("_open"))
+        old_shape, new_shape = shape(english), shape(translated)
+        if old_shape[0] != new_shape[0]:
+            new_blocks = ", ".join(kind for kind in new_shape[0] if kind.endswith("_open"))
             yield Remark(
                 "Markdown",
                 f"the translation becomes {new_blocks or 'nothing'}, not what the English is: "
                 "begin and end it as the English does (no 1. or - or # at its start)",
             )
         for kind, mark in (("strong_open", "**"), ("em_open", "*")):
-            if was[1][kind] != now[1][kind]:
+            if old_shape[1][kind] != new_shape[1][kind]:
                 yield Remark(
                     "emphasis",
-                    f"{mark}…{mark} renders {now[1][kind]} times, in the English {was[1][kind]}: "
+                    f"{mark}…{mark} renders {new_shape[1][kind]} times, "
+                    f"in the English {old_shape[1][kind]}: "
                     "a closing mark after 。 needs a space or the end of the line after it; "
                     "better put 。 outside",
                 )
-        if was[2] != now[2]:
+        if old_shape[2] != new_shape[2]:
             yield Remark("emphasis", "a * is shown as a star: see which mark does not close")
 
 
@@ -301,11 +325,15 @@ def unlike_english(
 HAN = r"[\u3400-\u9fff]"
 LATIN = rf"[A-Za-z0-9{CODE}{MATH}]"
 FULL = "，。；：！？「」『』（）、《》〈〉"
+OPENING, CLOSING = "「『（《〈", "」』）》〉"
 PAIRS = ("（）", "「」", "『』", "《》")
 UNITS = r"(?:[KMGT]i?B|kB|ms|µs|ns|[kMG]Hz|[GTP]?FLOP)(?:/s)?"
 PUNCTUATION = [  # (what is looked for in the plain text without borders, what to do)
     (rf"{HAN}{LATIN}|{LATIN}{HAN}", "put a space between Chinese and Latin, code or formulas"),
-    (rf"{HAN}\s*[,;:!?]|[,;:!?]\s*{HAN}", "write ，；：！？ in Chinese"),
+    (
+        rf"[{HAN[1:-1]}{CLOSING}]\s*[,;:!?]|[,;:!?]\s*[{HAN[1:-1]}{OPENING}]",
+        "write ，；：！？ in Chinese",
+    ),
     (rf"{HAN}\.(?!\w)", "write 。 in Chinese"),
     (rf"\({HAN}|{HAN}\)|{HAN}\(|\){HAN}|\([^()]*）|（[^（）]*\)", "write （） in Chinese"),
     (r"[“”‘’]", "quote with 「」"),
@@ -316,7 +344,10 @@ PUNCTUATION = [  # (what is looked for in the plain text without borders, what t
     (rf"(?<!…)…(?!…)|{HAN}\.\.\.|\.\.\.{HAN}", "write the ellipsis as ……"),
 ]
 OFTEN = 3  # a page that uses a term as often as that prints its English beside it once
-BESIDE = re.compile(rf"(?<=[{FULL}]) | (?=[{FULL}])")
+BESIDE = rf"(?<=[{FULL}]) | (?=[{FULL}])"
+COLON = r"[:;](?=\s|$)"  # after Latin letters too, **FSDP**：8 個裝置
+# Titles and names, if they have no Chinese.
+FOREIGN = re.compile(rf"{LINK}[^{LINK}]*{LINK}|[（(][^（）()]*[）)]")
 
 
 @dataclass(frozen=True)
@@ -361,27 +392,34 @@ class House:
         """`text`: as `as_signs` gives it."""
         if not self.chinese or not re.search(HAN, text):
             return
-        bare = text.replace(LINK, "").replace(EMPHASIS, "")
-        for rule, advice in PUNCTUATION:
-            for match in re.finditer(rule, bare):
-                around = bare[max(0, match.start() - 8) : match.end() + 8]
-                yield Remark("punctuation", f"“{legible(around)}”: {advice}")
-        for match in BESIDE.finditer(text.replace(LINK, "")):
-            # Emphasis that ends in 。 needs a space after it, or it does not render.
-            around = text.replace(LINK, "")[max(0, match.start() - 8) : match.end() + 8]
-            yield Remark("punctuation", f"“{legible(around)}”: no space beside full-width signs")
-        for rule, advice in (
-            (rf"{HAN}{LINK}{HAN}", "put a space around the link"),
-            (rf"{HAN} {HAN}", "no space between Chinese signs"),
+        # A border of a link or of emphasis is nothing to a space: what stands at it counts.
+        emphasised = text.replace(LINK, "")
+        bare = emphasised.replace(EMPHASIS, "")
+        for read, rule, advice in (
+            *((bare, rule, advice) for rule, advice in PUNCTUATION),
+            (bare, rf"{HAN} {HAN}", "no space between Chinese signs, those of a link included"),
+            # Emphasis that ends in a sign needs a space after it, or it does not render.
+            (emphasised, BESIDE, "no space beside full-width signs"),
+            (emphasised, rf"[。，：；]{EMPHASIS} ", "put the sign outside: **…**。接著"),
+            (without_foreign(text), COLON, "write ：； in Chinese"),
         ):
-            for match in re.finditer(rule, text):
-                around = text[max(0, match.start() - 8) : match.end() + 8]
+            for match in re.finditer(rule, read):
+                around = read[max(0, match.start() - 8) : match.end() + 8]
                 yield Remark("punctuation", f"“{legible(around)}”: {advice}")
         for pair in PAIRS:
             if bare.count(pair[0]) != bare.count(pair[1]):
                 yield Remark("punctuation", f"{pair} do not come in pairs")
         if bare.endswith("。") and not re.search(r"[.:!?…]\W*$", as_signs(english)):
             yield Remark("punctuation", "。 at the end, where the English has no full stop")
+
+
+def without_foreign(text: str) -> str:
+    """`text` without the links and brackets that have no Chinese: titles keep their own colons."""
+
+    def kept(match: re.Match[str]) -> str:
+        return match[0] if re.search(HAN, match[0]) else CODE
+
+    return FOREIGN.sub(kept, text).replace(LINK, "").replace(EMPHASIS, "")
 
 
 def legible(text: str) -> str:
