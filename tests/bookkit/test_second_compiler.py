@@ -1,4 +1,5 @@
 """Programs that are compiled a second time: their hashes, what is stored, the claims, and the check."""
+
 import importlib.metadata
 import json
 import re
@@ -70,8 +71,12 @@ def toy(folder, shown=SHOWN, table=TABLE):
     (folder / "book" / "cells").mkdir(parents=True, exist_ok=True)
     (folder / "book" / "compiled").mkdir(exist_ok=True)
     shutil.copy(ROOT / "book" / "cells" / "compilers.py", folder / "book" / "cells")
-    (folder / "_config.yml").write_text("html: {baseurl: 'https://x.org/'}\nsphinx: {config: {book_languages: {}}}\n")
-    (folder / "_toc.yml").write_text("format: jb-book\nroot: book/01-toy\nchapters: [{file: book/two-compilers}]\n")
+    (folder / "_config.yml").write_text(
+        "html: {baseurl: 'https://x.org/'}\nsphinx: {config: {book_languages: {}}}\n"
+    )
+    (folder / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/01-toy\nchapters: [{file: book/two-compilers}]\n"
+    )
     (folder / "book" / "01-toy.md").write_text(f"{FRONT}\n# A toy\n\n{code(shown, 'id-sums')}\n")
     if not (folder / "book" / "two-compilers.md").exists():
         (folder / "book" / "two-compilers.md").write_text(PAGE)
@@ -88,10 +93,21 @@ def stored(tmp_path_factory):
     found, problems = second_compiler.noted(book, list(asked.programs.values()), None)
     assert problems == []
     programs = {
-        name: {"page": asked.programs[name].page, "after": "sums", **entry, "tpu": entry["cpu"],
-               "code": digest_of_code(book, asked.programs[name])}
-        for name, entry in found.items()}
-    about = {**second_compiler.releases(), "libtpu": "1", "topology": "v5e:2x4", "date": "2026-11-22"}
+        name: {
+            "page": asked.programs[name].page,
+            "after": "sums",
+            **entry,
+            "tpu": entry["cpu"],
+            "code": digest_of_code(book, asked.programs[name]),
+        }
+        for name, entry in found.items()
+    }
+    about = {
+        **second_compiler.releases(),
+        "libtpu": "1",
+        "topology": "v5e:2x4",
+        "date": "2026-11-22",
+    }
     rows_path(book).write_text(second_compiler.as_text({"about": about, "programs": programs}))
     second_compiler.main_page(book)
     return book
@@ -110,7 +126,12 @@ def test_a_function_and_a_compiled_program_are_noted_alike(stored):
     one, other = load_rows(stored)["programs"].values()
     assert one["hash"] == other["hash"] and one["mesh"] == {"data": 8}
     [move] = one["cpu"]["moves"]
-    assert (move["kind"], move["axes"], move["payload"], move["executions"]) == ("all-reduce", ["data"], 64, 1)
+    assert (move["kind"], move["axes"], move["payload"], move["executions"]) == (
+        "all-reduce",
+        ["data"],
+        64,
+        1,
+    )
     assert one["cpu"]["moves"] == other["cpu"]["moves"]
     assert one["cpu"]["memory"]["arguments"] == 64 * 16 * 4 // 8
 
@@ -137,9 +158,23 @@ def test_other_code_for_the_same_program_passes_and_is_remembered(book, monkeypa
     assert second_compiler.check(other).endswith("none")
 
 
+def test_other_code_can_be_noted_for_everyone(book, monkeypatch):
+    toy(book.root, SHOWN + "\n# and nothing else\n")
+    other = Book(book.root)
+    before = load_rows(other)["programs"]["sums"]["code"]
+    second_compiler.check(other, note=True)
+    after = load_rows(other)["programs"]["sums"]
+    assert after["code"] == digest_of_code(other, load_table(other).programs["sums"]) != before
+    shutil.rmtree(book.root / "_build")
+    monkeypatch.setattr(second_compiler, "noted", lambda *_: pytest.fail("a page was run again"))
+    assert second_compiler.check(other).endswith("none")
+
+
 def test_other_releases_say_so_instead_of_checking(book, monkeypatch):
     toy(book.root, SHOWN.replace("x.sum(0)", "x.sum(1)"))
-    monkeypatch.setattr(second_compiler, "releases", lambda: dict.fromkeys(second_compiler.LOWERED_BY, "0"))
+    monkeypatch.setattr(
+        second_compiler, "releases", lambda: dict.fromkeys(second_compiler.LOWERED_BY, "0")
+    )
     assert "not checked here" in second_compiler.check(Book(book.root))
 
 
@@ -160,7 +195,9 @@ def test_what_is_listed_and_what_is_stored_must_agree(book):
 
 def test_a_cell_that_is_not_there_is_named(book):
     toy(book.root, table=TABLE.replace('after = "sums"', 'after = "gone"', 1))
-    with pytest.raises(Problem, match=r"program sums asks for the cell id-gone, which book/01-toy.md"):
+    with pytest.raises(
+        Problem, match=r"program sums asks for the cell id-gone, which book/01-toy.md"
+    ):
         load_table(Book(book.root))
     toy(book.root, table=TABLE.replace("says =", "said ="))
     with pytest.raises(Problem, match=r"claims.toml cannot be read"):
@@ -175,10 +212,21 @@ def test_without_libtpu_compiling_says_what_to_do(book, tmp_path):
 def test_proofs_exercises_and_comparisons_are_not_run(tmp_path):
     book = toy(tmp_path)
     source = book.source("book/01-toy")
-    source.write_text(source.read_text().replace("# A toy", "\n\n".join([
-        "# A toy", code("# @title Checked: x\nassert 0", "proof", "hide-cell", "id-p"),
-        code("answer_a = None", "exercise-a"), code("both_compilers('a', f)", "id-b"),
-        code("STORED = {}", "stored-rows", "hide-cell"), code("y = 1", "id-c")])))
+    source.write_text(
+        source.read_text().replace(
+            "# A toy",
+            "\n\n".join(
+                [
+                    "# A toy",
+                    code("# @title Checked: x\nassert 0", "proof", "hide-cell", "id-p"),
+                    code("answer_a = None", "exercise-a"),
+                    code("both_compilers('a', f)", "id-b"),
+                    code("STORED = {}", "stored-rows", "hide-cell"),
+                    code("y = 1", "id-c"),
+                ]
+            ),
+        )
+    )
     [program, _] = load_table(book).programs.values()
     assert [cell.slug for cell in cells_before(book, program)] == ["c", "sums"]
 
@@ -187,22 +235,48 @@ def test_proofs_exercises_and_comparisons_are_not_run(tmp_path):
 
 
 def program(*moves, refused="", temporaries=0):
-    rows = [dict(kind=kind, axes=axes, dtype=dtype, executions=n, payload=size, wire=wire)
-            for kind, axes, dtype, n, size, wire in moves]
-    return {"refused": refused} if refused else {"moves": rows, "memory": {"temporaries": temporaries}}
+    rows = [
+        dict(kind=kind, axes=axes, dtype=dtype, executions=n, payload=size, wire=wire)
+        for kind, axes, dtype, n, size, wire in moves
+    ]
+    return (
+        {"refused": refused} if refused else {"moves": rows, "memory": {"temporaries": temporaries}}
+    )
 
 
-TWO = {"a": {"cpu": program(("all-gather", ["data"], "float32", 2, 64, 56), ("all-reduce", ["model"], "float32", 1, 8, 12)),
-             "tpu": program(("all-gather", ["data"], "bfloat16", None, None, None))},
-       "b": {"cpu": program(temporaries=5), "tpu": program(refused="too large")}}
+TWO = {
+    "a": {
+        "cpu": program(
+            ("all-gather", ["data"], "float32", 2, 64, 56),
+            ("all-reduce", ["model"], "float32", 1, 8, 12),
+        ),
+        "tpu": program(("all-gather", ["data"], "bfloat16", None, None, None)),
+    },
+    "b": {"cpu": program(temporaries=5), "tpu": program(refused="too large")},
+}
 
 
 def test_what_claims_are_measured_with():
     on_cpu, on_tpu = (Measured(TWO, compiler) for compiler in ("cpu", "tpu"))
-    assert (on_cpu.sent("a"), on_cpu.sent("a", "all-gather"), on_cpu.payload("a", None, "model")) == (68, 56, 8)
-    assert (on_cpu.sent("a", None, None, "bfloat16"), on_cpu.executions("a", "all-gather")) == (0, 2)
-    assert (on_tpu.sent("a"), on_tpu.dtypes("a"), on_tpu.kinds("a")) == (None, "bfloat16", "all-gather")
-    assert (on_cpu.kinds("b"), on_cpu.memory("b", "temporaries"), on_tpu.refused("b")) == ("none", 5, "too large")
+    assert (
+        on_cpu.sent("a"),
+        on_cpu.sent("a", "all-gather"),
+        on_cpu.payload("a", None, "model"),
+    ) == (68, 56, 8)
+    assert (on_cpu.sent("a", None, None, "bfloat16"), on_cpu.executions("a", "all-gather")) == (
+        0,
+        2,
+    )
+    assert (on_tpu.sent("a"), on_tpu.dtypes("a"), on_tpu.kinds("a")) == (
+        None,
+        "bfloat16",
+        "all-gather",
+    )
+    assert (on_cpu.kinds("b"), on_cpu.memory("b", "temporaries"), on_tpu.refused("b")) == (
+        "none",
+        5,
+        "too large",
+    )
     with pytest.raises(Problem, match="b was refused"):
         on_tpu.sent("b")
     with pytest.raises(Problem, match="no program c"):
@@ -213,15 +287,18 @@ def claim(value, holds, **more):
     return Comparison("book/01-toy", "It is so.", value, holds, **more)
 
 
-@pytest.mark.parametrize(("one", "says"), [
-    (claim("sent('a')", "value == 68", why="It differs."), None),
-    (claim("sent('a')", "value == 68"), r"does not hold for TPU \(unknown\): say `why`"),
-    (claim("sent('a')", "value == 1", why="It differs."), r"does not hold for CPU: 68"),
-    (claim("kinds('a')", "'all-gather' in value"), None),
-    (claim("kinds('a')", "'all-gather' in value", why="It differs."), r"holds for TPU as well"),
-    (claim("refused('b') or 0", "refused('b')", about="tpu"), None),
-    (claim("sent('a')", "value == 1", about="tpu"), r"does not hold for TPU"),
-])
+@pytest.mark.parametrize(
+    ("one", "says"),
+    [
+        (claim("sent('a')", "value == 68", why="It differs."), None),
+        (claim("sent('a')", "value == 68"), r"does not hold for TPU \(unknown\): say `why`"),
+        (claim("sent('a')", "value == 1", why="It differs."), r"does not hold for CPU: 68"),
+        (claim("kinds('a')", "'all-gather' in value"), None),
+        (claim("kinds('a')", "'all-gather' in value", why="It differs."), r"holds for TPU as well"),
+        (claim("refused('b') or 0", "refused('b')", about="tpu"), None),
+        (claim("sent('a')", "value == 1", about="tpu"), r"does not hold for TPU"),
+    ],
+)
 def test_claims_are_judged_on_both(one, says):
     asked = second_compiler.Asked({}, [one])
     problems = second_compiler.misjudged(judge(asked, TWO))
@@ -246,17 +323,24 @@ def test_differences_are_listed_by_claim():
     assert second_compiler.changed_since(asked, old, new) == [
         "jax: 1 → 2",
         "claim: book/01-toy: It is so. TPU: all-gather → all-reduce — it holds no longer as stored",
-        "program a: its tpu is another"]
+        "program a: its tpu is another",
+    ]
 
 
-@pytest.mark.parametrize(("value", "text"), [(12345, "12,345"), (1.5, "1.50"), ([1, "x"], "1, x"), (None, "unknown"), (True, "yes")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345, "12,345"), (1.5, "1.50"), ([1, "x"], "1, x"), (None, "unknown"), (True, "yes")],
+)
 def test_values_as_the_page_shows_them(value, text):
     assert as_shown(value) == text
 
 
 def test_the_page_is_written_and_found_out_of_date(book):
     text = book.source("book/two-compilers").read_text()
-    assert "### A toy" in text and "| A sum of columns is reduced once (payload). | `64` | `64` | holds |" in text
+    assert (
+        "### A toy" in text
+        and "| A sum of columns is reduced once (payload). | `64` | `64` | holds |" in text
+    )
     book.source("book/two-compilers").write_text(text.replace("`64`", "`65`"))
     with pytest.raises(Problem, match=r"two-compilers.md is out of date"):
         second_compiler.check(book)
@@ -273,7 +357,10 @@ def test_a_notebook_carries_the_rows_that_its_cells_name(stored):
     names = {}
     exec(source, names)
     entry = load_rows(stored)["programs"]["sums"]
-    assert names["STORED"]["sums"] == {"hash": entry["hash"], "sent": [["all-reduce", "data", "float32", 112]]}
+    assert names["STORED"]["sums"] == {
+        "hash": entry["hash"],
+        "sent": [["all-reduce", "data", "float32", 112]],
+    }
     assert names["STORED"]["about"]["date"] == "2026-11-22" and "compiled" not in names["STORED"]
 
 
@@ -285,8 +372,12 @@ def test_thirty_claims_of_chapters_and_all_their_programs_are_stored():
     assert set(asked.programs) == set(rows["programs"])
     assert len(asked.claims) >= 30 and len({claim.page for claim in asked.claims}) >= 8
     assert second_compiler.misjudged(judge(asked, rows["programs"])) == []
-    strips = {(claim.page, cell.slug) for claim in asked.claims
-              for cell in load_chapter(BOOK.source(claim.page)).code if cell.is_proof}
+    strips = {
+        (claim.page, cell.slug)
+        for claim in asked.claims
+        for cell in load_chapter(BOOK.source(claim.page)).code
+        if cell.is_proof
+    }
     assert [c.says for c in asked.claims if c.strip and (c.page, c.strip) not in strips] == []
 
 
@@ -294,9 +385,15 @@ def test_stored_with_the_pinned_releases():
     about = load_rows(BOOK)["about"]
     pinned = (ROOT / "requirements.txt").read_text("utf-8")
     for name in ("jax", "jaxlib", "flax"):
-        assert re.search(rf"^{name}=={re.escape(about[name])}\b", pinned, re.M), f"run `make second-compiler`: {name}"
+        assert re.search(rf"^{name}=={re.escape(about[name])}\b", pinned, re.M), (
+            f"run `make second-compiler`: {name}"
+        )
     assert f"libtpu=={about['libtpu']}\n" in (ROOT / "requirements-tpu.txt").read_text("utf-8")
     if importlib.metadata.version("jax") == about["jax"]:
-        wants = [need for need in importlib.metadata.requires("jax") or [] if need.startswith("libtpu")]
-        assert any(need.startswith(f"libtpu=={about['libtpu'].rsplit('.', 1)[0]}.") for need in wants)
+        wants = [
+            need for need in importlib.metadata.requires("jax") or [] if need.startswith("libtpu")
+        ]
+        assert any(
+            need.startswith(f"libtpu=={about['libtpu'].rsplit('.', 1)[0]}.") for need in wants
+        )
     assert "libtpu" not in pinned

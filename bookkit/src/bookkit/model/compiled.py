@@ -98,7 +98,7 @@ def cells_before(book: Book, program: Program) -> list[Cell]:
         if cell.index <= last.index
         and not any(cell.tagged(part) for part in ("exercise-", "check-", "solution-"))
         and not {"raises-exception", STORED_TAG} & set(cell.tags)
-        and (cell.tagged("shared-") or "both_compilers(" not in cell.source)
+        and "both_compilers(" not in cell.source
     ]
 
 

@@ -5,6 +5,7 @@
     bookkit second-compiler --libtpu DIR --compare  write nothing; list what differs, by claim
     bookkit second-compiler --page                  write the page's tables from what is stored
     bookkit second-compiler --check                 no libtpu: is every stored program still the page's?
+    bookkit second-compiler --check --note          and write down which code makes the same program
 
 book/compiled/claims.toml lists programs and claims. A page's cells are run on eight simulated devices
 up to the cell that a program follows; the program is lowered for TPU, which needs no TPU compiler, and
@@ -255,7 +256,7 @@ def remember(book: Book, programs: Iterable[Program], stored: dict[str, Any]) ->
     path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
 
 
-def check(book: Book, workers: int = 2) -> str:
+def check(book: Book, workers: int = 2, note: bool = False) -> str:
     """Problem if a stored program is no longer the page's; else what was looked at, in words."""
     asked, stored = load_table(book), load_rows(book)
     missing = [name for name in asked.programs if name not in stored["programs"]]
@@ -290,6 +291,10 @@ def check(book: Book, workers: int = 2) -> str:
         said += "none"
     if problems:
         raise Problem("\n".join(problems))
+    if note and here == pinned:
+        for name, program in asked.programs.items():
+            stored["programs"][name]["code"] = digest_of_code(book, program)
+        rows_path(book).write_text(as_text(stored), "utf-8")
     return said
 
 
@@ -330,10 +335,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--compare", action="store_true", help="write nothing, say what differs")
     options.add_argument("--page", action="store_true", help="write the page from what is stored")
     options.add_argument("--check", action="store_true", help="without libtpu: is all up to date?")
+    options.add_argument("--note", action="store_true", help="with --check: keep what was seen")
     options.add_argument("--workers", type=int, default=2, help="pages at a time (2)")
     chosen, book = options.parse_args(arguments), Book()
     if chosen.check:
-        print(check(book, chosen.workers))
+        print(check(book, chosen.workers, chosen.note))
         return 0
     asked = load_table(book)
     if chosen.page:
