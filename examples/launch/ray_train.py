@@ -38,7 +38,9 @@ def worker(config: dict[str, Any]) -> None:
     asked = ["--processes", str(count), "--devices", str(count * each)]
     status = train.main([*asked, *more, *config["arguments"]])
     if status != train.FINISHED:
-        raise SystemExit(status)  # Ray starts all workers again, as often as FailureConfig says
+        # Not sys.exit: `worker` runs in a thread, and Ray would wait. After an exception Ray starts all
+        # workers again, as often as FailureConfig says.
+        raise RuntimeError(f"train.py ended with exit status {status}, and said why above")
 
 
 def main(argv: list[str] | None = None) -> None:
