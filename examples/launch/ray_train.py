@@ -1,7 +1,8 @@
 """examples/train.py under Ray Train: Ray starts one worker for each machine, or for each GPU.
 
     python examples/launch/ray_train.py --workers 2 --gpus 4 -- --strategy fsdp
-    python examples/launch/ray_train.py --workers 2 --cpu-devices 4 -- --strategy fsdp
+    python examples/launch/ray_train.py --workers 2 --cpu-devices 4 \\
+        --coordinator HOST:8476 -- --strategy fsdp
 
 What stands after -- goes to train.py. With GPUs (or TPUs), Ray's JaxTrainer calls
 jax.distributed.initialize in each worker before it calls `worker`. On CPUs it does not, and says
@@ -48,11 +49,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gpus", type=int, default=1, help="of each worker")
     parser.add_argument("--cpu-devices", type=int, default=0, help="simulated, of each worker")
-    parser.add_argument("--coordinator", default="127.0.0.1:8476", help="for --cpu-devices only")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="with --cpu-devices")
     parser.add_argument("--storage", default="runs/ray", help="where Ray keeps its own records")
     parser.add_argument("--restarts", type=int, default=3, help="after the death of a worker")
     parser.add_argument("arguments", nargs="*", help="for train.py, after --")
     args = parser.parse_args(argv)
+    if args.cpu_devices and not args.coordinator:
+        parser.error("--cpu-devices needs --coordinator HOST:PORT, where worker 0 will listen")
     on_gpus = not args.cpu_devices
     JaxTrainer(
         worker,
