@@ -1,7 +1,8 @@
 """examples/train.py under Ray Train: Ray starts one worker for each machine, or for each GPU.
 
     python examples/launch/ray_train.py --workers 2 --gpus 4 -- --strategy fsdp
-    python examples/launch/ray_train.py --workers 2 --cpu-devices 4 -- --strategy fsdp
+    python examples/launch/ray_train.py --workers 2 --cpu-devices 4 \\
+        --coordinator HOST:8476 -- --strategy fsdp
 
 What stands after -- goes to train.py. With GPUs (or TPUs), Ray's JaxTrainer calls
 jax.distributed.initialize in each worker before it calls `worker`. On CPUs it does not, and says
@@ -11,7 +12,6 @@ nothing: each worker would train alone. So `worker` does it there, and train.py'
 
 import argparse
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,9 @@ def worker(config: dict[str, Any]) -> None:
     asked = ["--processes", str(count), "--devices", str(count * each)]
     status = train.main([*asked, *more, *config["arguments"]])
     if status != train.FINISHED:
-        raise SystemExit(status)  # Ray starts all workers again, as often as FailureConfig says
-
-
-def free_address() -> str:
-    """Where processes of this machine can meet."""
-    with socket.socket() as port:
-        port.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{port.getsockname()[1]}"
+        # Not sys.exit: `worker` runs in a thread, and Ray would wait. After an exception Ray starts all
+        # workers again, as often as FailureConfig says.
+        raise RuntimeError(f"train.py ended with exit status {status}, and said why above")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -54,12 +49,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gpus", type=int, default=1, help="of each worker")
     parser.add_argument("--cpu-devices", type=int, default=0, help="simulated, of each worker")
-    parser.add_argument("--coordinator", help="with --cpu-devices, for workers on several machines")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="with --cpu-devices")
     parser.add_argument("--storage", default="runs/ray", help="where Ray keeps its own records")
     parser.add_argument("--restarts", type=int, default=3, help="after the death of a worker")
     parser.add_argument("arguments", nargs="*", help="for train.py, after --")
     args = parser.parse_args(argv)
-    args.coordinator = args.coordinator or free_address()
+    if args.cpu_devices and not args.coordinator:
+        parser.error("--cpu-devices needs --coordinator HOST:PORT, where worker 0 will listen")
     on_gpus = not args.cpu_devices
     JaxTrainer(
         worker,

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from bookkit.model.chapter import load_chapter
 
@@ -150,6 +151,35 @@ def test_the_watchdog_ends_those_whose_notebook_was_killed(helper):
     finally:
         for number in children:  # which these programs, of our own making, have started
             os.kill(number, signal.SIGKILL)
+
+
+@needs_proc
+def test_the_stop_button_of_a_notebook_leaves_nothing(helper):
+    """In a real kernel, from the chapter's own cells."""
+    cells = load_chapter(ROOT / "book" / "11-processes.md").code
+    (source,) = [cell.source for cell in cells if "id-launch" in cell.tags]
+    manager, client = start_new_kernel(cwd=str(helper))
+    try:
+        said = []
+
+        def heard(message):
+            said.append(message["content"].get("text", ""))
+
+        # A cell of its own for each, as in the chapter: `inspect` reads programs from their cells.
+        for cell in (f"{source}\nprint(disk)", PROGRAMS):
+            reply = client.execute_interactive(cell, timeout=60, output_hook=heard)
+            assert reply["content"]["status"] == "ok", reply["content"]
+        folder = "".join(said).strip()
+        client.execute("run(sleeps, 2, 2, given={'seconds': 1000})")
+        numbers = started(folder, 2)
+        assert len(alive(numbers)) == 4
+        manager.interrupt_kernel()
+        assert gone(numbers, limit=30), alive(numbers)
+        reply = client.get_shell_msg(timeout=60)
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 def test_jobs_of_one_call_have_addresses_of_their_own(helper):
