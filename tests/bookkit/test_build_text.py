@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+from sphinx.application import Sphinx
 
 from bookkit.model.addresses import Target, addresses, meaning_of_url
 from bookkit.model.book import Book
@@ -14,6 +15,17 @@ from bookkit.sphinx_ext.search import ChineseSearch
 
 BOOK = Book()
 SITE = BOOK.site
+
+
+@pytest.mark.parametrize("language, label", [("zh_TW", "引數："), ("en", "引數:")])
+def test_the_colon_after_a_label_is_that_of_the_language(tmp_path, language, label):
+    shutil.copyfile(BOOK.root / "_config.yml", tmp_path / "_config.yml")
+    (tmp_path / "index.rst").write_text("T\n=\n\n:引數: x\n", "utf-8")
+    options = {"extensions": ["bookkit.sphinx_ext.languages"], "language": language, "html_theme": "basic"}
+    folders = tmp_path, None, tmp_path / "out", tmp_path / "trees", "html"
+    Sphinx(*folders, confoverrides=options, status=None, freshenv=True).build()
+    page = (tmp_path / "out" / "index.html").read_text("utf-8")
+    assert label in page.replace('<span class="colon">', "").replace("</span>", "")
 
 
 def test_an_alert_becomes_an_admonition_and_no_line_moves():

@@ -3,7 +3,7 @@
 execution   chapters are executed once, normalised and cached; failing cells name themselves
 markdown    GitHub alerts become admonitions, the badge line of notebooks is left out
 own_urls    links and images by published URL become checked internal ones
-languages   addresses per language, and two things that translated builds lose
+languages   addresses per language, and three things that translated builds lose
 search      Chinese search by pairs of characters
 translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page

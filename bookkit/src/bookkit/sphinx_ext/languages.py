@@ -1,4 +1,4 @@
-"""One site per language: addresses, and two things that Sphinx's translated builds lose."""
+"""One site per language: addresses, and three things that Sphinx's translated builds lose."""
 
 import gettext
 from pathlib import Path
@@ -7,6 +7,7 @@ from docutils import nodes
 from sphinx.addnodes import toctree
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.writers.html5 import HTML5Translator
 
 from bookkit.model.book import Book
 
@@ -44,6 +45,19 @@ def translated(app: Sphinx, domain: str, text: str) -> str:
     return text
 
 
+# 3. The colon after a label such as "Parameters", which HTML writers put there as it is in English.
+
+
+def visit_label(self: HTML5Translator, node: nodes.field_name) -> None:
+    HTML5Translator.visit_field_name(self, node)
+
+
+def depart_label(self: HTML5Translator, node: nodes.field_name) -> None:
+    colon = "：" if self.config.language.startswith(("zh", "ja")) else ":"
+    self.body.append(f'<span class="colon">{colon}</span></dt>\n')
+
+
 def setup(app: Sphinx) -> None:
+    app.add_node(nodes.field_name, override=True, html=(visit_label, depart_label))
     app.connect("config-inited", address)
     app.connect("doctree-read", mend, priority=900)

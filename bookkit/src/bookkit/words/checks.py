@@ -23,7 +23,7 @@ from bookkit.words.notebooks import ALERT, MARKDOWN
 
 URL = re.compile(r"https?://[^\s<>()\[\]（）「」，。、；：]+")
 PLACEHOLDER = re.compile(r"\{\w*\}|%\(\w+\)[sd]|%[sd]\b")
-FORMULA = re.compile(r"\$(?=\S)([^$\n]+)(?<=\S)\$")  # where there is no Markdown to read it
+BETWEEN_DOLLARS = re.compile(r"\$(?=\S)([^$\n]+)(?<=\S)\$")  # where there is no Markdown to read it
 TEX_WORDS = re.compile(r"\\text\{([^{}]*)\}")  # what of a formula is translated
 TEX_TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\S")
 CODE, MATH, LINK, EMPHASIS = "\ue000", "\ue001", "\ue002", "\ue003"  # in `as_signs`
@@ -60,7 +60,7 @@ def without_words(formula: str) -> str:
 def as_signs(text: str, markdown: bool = True) -> str:
     """What is read: code and formulas are one sign each, so are borders of links and emphasis."""
     if not markdown:
-        return PLACEHOLDER.sub(CODE, FORMULA.sub(MATH, re.sub(r"`[^`]*`", CODE, text)))
+        return PLACEHOLDER.sub(CODE, BETWEEN_DOLLARS.sub(MATH, re.sub(r"`[^`]*`", CODE, text)))
     if is_formula(text):
         return "\n".join(words.strip() for words in TEX_WORDS.findall(text))
     found = ""
@@ -242,8 +242,8 @@ def kept_parts(text: str, markdown: bool) -> dict[str, Counter[str]]:
         return {
             "link": Counter(URL.findall(text)),
             "code": Counter(re.findall(r"`([^`]*)`", text)),
-            "formula": Counter(map(without_words, FORMULA.findall(bare))),
-            "placeholder": Counter(PLACEHOLDER.findall(FORMULA.sub(MATH, bare))),
+            "formula": Counter(map(without_words, BETWEEN_DOLLARS.findall(bare))),
+            "placeholder": Counter(PLACEHOLDER.findall(BETWEEN_DOLLARS.sub(MATH, bare))),
         }
     found = {kind: Counter[str]() for kind in ADVICE}
     for token in tokens(text):
@@ -325,13 +325,13 @@ def unlike_english(
 HAN = r"[\u3400-\u9fff]"
 LATIN = rf"[A-Za-z0-9{CODE}{MATH}]"
 FULL = "，。；：！？「」『』（）、《》〈〉"
-OPENING, CLOSING = "「『（《〈", "」』）》〉"
+OPEN_SIGNS, CLOSE_SIGNS = "「『（《〈", "」』）》〉"
 PAIRS = ("（）", "「」", "『』", "《》")
 UNITS = r"(?:[KMGT]i?B|kB|ms|µs|ns|[kMG]Hz|[GTP]?FLOP)(?:/s)?"
 PUNCTUATION = [  # (what is looked for in the plain text without borders, what to do)
     (rf"{HAN}{LATIN}|{LATIN}{HAN}", "put a space between Chinese and Latin, code or formulas"),
     (
-        rf"[{HAN[1:-1]}{CLOSING}]\s*[,;:!?]|[,;:!?]\s*[{HAN[1:-1]}{OPENING}]",
+        rf"[{HAN[1:-1]}{CLOSE_SIGNS}]\s*[,;:!?]|[,;:!?]\s*[{HAN[1:-1]}{OPEN_SIGNS}]",
         "write ，；：！？ in Chinese",
     ),
     (rf"{HAN}\.(?!\w)", "write 。 in Chinese"),
