@@ -120,6 +120,9 @@ def test_a_shared_comment_is_one_message():
 
 # Drawn text that stays: it is made of the program's own names, which the code beside it also uses.
 LABELS = {
+    "01-mesh": ["batch x", "weight w"],
+    "02-variables": ["w_DF", "w_FD"],
+    "05-checkpoint": ["life 1", "life 2", "life 3", "life 4", "life 5", "step"],
     "04-train": ["FSDP", "FSDP x tensor", "data parallel", "one device", "tensor parallel", "all-gather",
                  "all-reduce", "over data", "over model", "activations", "weights", "gradients",
                  "optimizer", "saved", "rest", "counted", "derived", "compiled"],
