@@ -28,7 +28,7 @@ STAYS = {
 }
 STAY = re.compile("|".join(re.sub(r"\s*\n\s*", "", part) for part in STAYS.values()))
 # Code, outputs, formulas and what browsers do not show.
-HIDDEN = """script style template pre code kbd .math .cell_output .sig .highlight noscript
+HIDDEN = """script style template pre code kbd .math math .cell_output .sig .highlight noscript
     meta[name=viewport]""".split()
 ATTRIBUTES = ("alt", "aria-label", "title", "placeholder", "content", "data-copy")
 
@@ -136,7 +136,7 @@ def test_comments_and_markdown_of_notebooks_are_translated(book, page):
             for comment in comments(cell.source):
                 assert not english(comment.text), comment
         else:
-            text = re.sub(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\[!\w+\]", "",
+            text = re.sub(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\[!\w+\]|</?\w+[^<>]*>", "",
                           cell.source, flags=re.S)
             assert not english(text), text
 
