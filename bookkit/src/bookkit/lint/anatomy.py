@@ -12,10 +12,9 @@ from bookkit.lint.prose import blocks
 from bookkit.lint.rules import CHAPTER, PAGE, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.lint.tables import PAGES
 from bookkit.model.book import Book
-from bookkit.model.chapter import Cell, Chapter, chapters
+from bookkit.model.chapter import EXERCISE_PARTS, Cell, Chapter, chapters
 from bookkit.run.calls import wrong_answers
 
-EXERCISE_PARTS = ("exercise-", "check-", "solution-")
 WRITTEN_MESH = "(2, 4)"
 
 

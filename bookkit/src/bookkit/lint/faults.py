@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from bookkit.lint.tables import FIELDS, listed_faults
 from bookkit.lint.tables import Entry as Fault
-from bookkit.lint.tables import listed_faults
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, by_name
 from bookkit.run.cells import as_jobs, run_jobs
@@ -71,13 +71,6 @@ def cell_that_fails(fault: Fault, chapter: Chapter) -> Cell:
     if target := chapter.named(given):
         return target
     raise BadEntry(f"{name}: `fails` names id-{given}, a tag that no cell of the page has")
-
-
-FIELDS = {  # what an entry cannot do without
-    "rows": 'the rows of tests/rows.toml that it puts to the test, such as ["A5"]',
-    "find": "a piece of one line of code that readers see",
-    "replace": "what a person would write there by mistake",
-}
 
 
 def unfit_faults(

@@ -14,12 +14,12 @@ import symtable
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from bookkit.lint.anatomy import EXERCISE_PARTS, WRITTEN_MESH
+from bookkit.lint.anatomy import WRITTEN_MESH
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rows import asserts
 from bookkit.lint.rules import CHAPTER, PAGE, RULES, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.model.book import Book
-from bookkit.model.chapter import CHECKED, Cell, page_files
+from bookkit.model.chapter import CHECKED, EXERCISE_PARTS, Cell, page_files
 
 RULE_LINES = 10  # of a show cell, as a rule: the median of a page with at least this many cells
 PLAIN_LINES = 12  # of one that defines no function and no class

@@ -20,6 +20,11 @@ from bookkit.model.chapter import page_files
 
 Entry = dict[str, Any]  # with "chapter", the page's name, and "file", the table that it stands in
 PAGES = "tests/pages"
+FIELDS = {  # what a fault cannot do without
+    "rows": 'the rows of tests/rows.toml that it puts to the test, such as ["A5"]',
+    "find": "a piece of one line of code that readers see",
+    "replace": "what a person would write there by mistake",
+}
 KEYS = {
     "fault": {"name", "rows", "find", "replace", "fails", "survives"},
     "row": {"id", "cells", "text", "source"},
@@ -72,7 +77,7 @@ def unlike_a_table(table: dict[str, Any]) -> Iterator[str]:
         if unknown := set(entry) - KEYS[kind]:
             yield f"{name}: nothing reads {', '.join(sorted(unknown))}"
         if kind == "fault":
-            if missing := {"name", "rows", "find", "replace"} - set(entry):
+            if missing := {"name", *FIELDS} - set(entry):
                 yield f"{name}: it lacks {', '.join(sorted(missing))}"
             if ("fails" in entry) == ("survives" in entry):
                 yield f"{name}: give `fails`, the cell that must fail, or `survives`, the reason"

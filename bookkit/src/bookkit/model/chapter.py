@@ -16,6 +16,7 @@ import jupytext
 
 from bookkit.model.book import Book, find_root, is_notebook
 
+EXERCISE_PARTS = ("exercise-", "check-", "solution-")  # what their tags begin with
 CHECKED = "Checked: "  # what the title of a proof begins with
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bookkit.model.book import Book, Problem
-from bookkit.model.chapter import Cell, load_chapter
+from bookkit.model.chapter import EXERCISE_PARTS, Cell, load_chapter
 
 COMPILERS = ("cpu", "tpu")
 STORED_TAG = "stored-rows"  # of the folded cell that `bookkit sync` fills
@@ -96,7 +96,7 @@ def cells_before(book: Book, program: Program) -> list[Cell]:
         cell
         for cell in chapter.shown
         if cell.index <= last.index
-        and not any(cell.tagged(part) for part in ("exercise-", "check-", "solution-"))
+        and not any(cell.tagged(part) for part in EXERCISE_PARTS)
         and not {"raises-exception", STORED_TAG} & set(cell.tags)
         and "both_compilers(" not in cell.source
     ]

@@ -28,6 +28,7 @@ from typing import Any
 
 from bookkit.model.book import Book, Problem
 from bookkit.model.compiled import (
+    COMPILERS,
     Asked,
     Judged,
     Program,
@@ -162,7 +163,7 @@ def table(judged: Sequence[Judged], book: Book) -> str:
         says = claim.says
         if claim.strip:
             says += f" ([strip]({book.page_url(claim.page)}#checked-{claim.strip}))"
-        cells = [f"`{as_shown(one.values[compiler])}`" for compiler in ("cpu", "tpu")]
+        cells = [f"`{as_shown(one.values[compiler])}`" for compiler in COMPILERS]
         verdict = f"differs. {claim.why}"
         if one.holds["tpu"]:
             verdict = "holds" if one.holds["cpu"] else "holds there only"
@@ -231,7 +232,7 @@ def misjudged(judged: Sequence[Judged]) -> list[str]:
 
 def stale(book: Book, asked: Asked, stored: dict[str, Any]) -> list[Program]:
     """Programs whose code is another than that which was compiled; they may be the same yet."""
-    known = json.loads(memory(book).read_text("utf-8")) if memory(book).exists() else {}
+    known = codes_seen(book)
     found = []
     for name, program in asked.programs.items():
         entry = stored["programs"].get(name, {})
@@ -246,9 +247,14 @@ def memory(book: Book) -> Path:
     return book.root / "_build" / "second-compiler.json"
 
 
-def remember(book: Book, programs: Iterable[Program], stored: dict[str, Any]) -> None:
+def codes_seen(book: Book) -> dict[str, str]:
+    """By name and hash of a program: the digest of the code that makes it."""
     path = memory(book)
-    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def remember(book: Book, programs: Iterable[Program], stored: dict[str, Any]) -> None:
+    path, known = memory(book), codes_seen(book)
     for program in programs:
         digest = stored["programs"][program.name]["hash"]
         known[f"{program.name} {digest}"] = digest_of_code(book, program)
@@ -312,7 +318,7 @@ def changed_since(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> lis
     before = {(one.claim.page, one.claim.says): one for one in judge(asked, old["programs"])}
     for one in judge(asked, new["programs"]):
         was = before[one.claim.page, one.claim.says]
-        for compiler in ("cpu", "tpu"):
+        for compiler in COMPILERS:
             if one.values[compiler] != was.values[compiler]:
                 turned = "" if one.holds == was.holds else " — it holds no longer as stored"
                 lines.append(
@@ -320,7 +326,7 @@ def changed_since(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> lis
                     f"{as_shown(was.values[compiler])} → {as_shown(one.values[compiler])}{turned}"
                 )
     for name, entry in new["programs"].items():
-        for part in ("hash", "cpu", "tpu"):
+        for part in ("hash", *COMPILERS):
             if old["programs"].get(name, {}).get(part) != entry[part]:
                 lines.append(f"program {name}: its {part} is another")
     return lines
@@ -341,12 +347,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.check:
         print(check(book, chosen.workers, chosen.note))
         return 0
-    asked = load_table(book)
     if chosen.page:
         main_page(book)
         return 0
     if chosen.libtpu is None:
         raise Problem(f"Give --libtpu DIR, where libtpu is installed, or run `{COMMAND}`.")
+    asked = load_table(book)
     old = load_rows(book)
     new, problems = compile_all(book, asked, chosen.libtpu, chosen.only, chosen.workers)
     if not chosen.compare:

@@ -24,6 +24,7 @@ import re
 import runpy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bookkit.model.book import Problem
 from bookkit.words.catalogues import has_words
@@ -36,13 +37,17 @@ Sentence = tuple[str, Mapping[str, "str | Sentence"]]
 
 
 @functools.cache
-def of_meshscope() -> tuple[str, ...]:
-    """All messages of meshscope, from its list, without importing what else meshscope needs."""
+def messages_of_meshscope() -> dict[str, Any]:
+    """The names of src/meshscope/_messages.py, without importing what else meshscope needs."""
     package = importlib.util.find_spec("meshscope")
     if package is None or package.origin is None:
         raise Problem("meshscope is not installed: run `make venv`")
-    found = runpy.run_path(str(Path(package.origin).with_name("_messages.py")))
-    return tuple(found["MESSAGES"])
+    return runpy.run_path(str(Path(package.origin).with_name("_messages.py")))
+
+
+def of_meshscope() -> tuple[str, ...]:
+    """All messages of meshscope, from its list."""
+    return tuple(messages_of_meshscope()["MESSAGES"])
 
 
 # Finding messages in code.
@@ -260,10 +265,7 @@ def data(tag: str) -> Sentence | None:
 
 
 def as_executed(said: str | Sentence) -> str:
-    if isinstance(said, str):
-        return said
-    message, values = said
-    return filled(message, {name: as_executed(values[name]) for name in values})
+    return said if isinstance(said, str) else str(messages_of_meshscope()["filled"](*said))
 
 
 def filled(message: str, values: Mapping[str, str]) -> str:
