@@ -116,10 +116,14 @@ def watch(page: Page, site: str) -> list[str]:
         if kind in ("error", "warning"):
             wrong.append(f"console: {text} {url}".rstrip())
 
+    def failed(url: str, why: str) -> None:
+        if why != "net::ERR_ABORTED":  # the browser cancels what it still loads on leaving a page
+            wrong.append(f"{url} did not come: {why}")
+
     page.on("request", lambda request: asked(request.url))
     page.on("console", lambda message: said(message.type, message.text, message.location["url"]))
     page.on("pageerror", lambda error: wrong.append(f"error in a script: {error}"))
-    page.on("requestfailed", lambda one: wrong.append(f"{one.url} did not come: {one.failure}"))
+    page.on("requestfailed", lambda one: failed(one.url, one.failure or "no reason given"))
     return wrong
 
 
