@@ -21,7 +21,7 @@ from bookkit.lint.rules import CHAPTER, PAGE, RULES, WHOLE, Page, Said, SaidOfBo
 from bookkit.model.book import Book
 from bookkit.model.chapter import CHECKED, EXERCISE_PARTS, Cell, page_files
 
-RULE_LINES = 10  # of a show cell, as a rule: the median of a page with at least this many cells
+RULE_LINES = 8  # of a show cell, as a rule: the median of a page with at least this many cells
 PLAIN_LINES = 12  # of one that defines no function and no class
 COPIED_LINES = 20  # of a function or a class to copy
 VISIBLE_LINES = 250  # of a chapter
