@@ -51,6 +51,23 @@ def test_the_stand_in_starts_from_an_older_jax_beside_its_cuda_plugin():
     assert (found["flax"], found["numpy"]) == ("0.11.2", "2.1.3")
 
 
+WITHOUT_OTHERS = """
+import importlib.metadata, re, sys
+known = {re.sub("[-_.]+", "-", name).lower() for name in sys.argv[1:]}
+for module, names in importlib.metadata.packages_distributions().items():
+    if not known & {re.sub("[-_.]+", "-", name).lower() for name in names}:
+        sys.modules[module] = None  # cannot be imported
+import bookkit.stacks.notebook
+"""
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_what_runs_a_notebook_needs_nothing_that_colab_lacks(path):
+    command = [sys.executable, "-c", WITHOUT_OTHERS, "bookkit", *packages(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_list_that_is_not_there():
     with pytest.raises(Problem, match="no list tpu-1999.*gpu-2026-08"):
         colab.list_path(BOOK, "tpu-1999")

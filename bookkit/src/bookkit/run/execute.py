@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from filelock import FileLock, Timeout
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Problem
@@ -179,6 +178,8 @@ def prune(book: Book) -> None:
 @contextlib.contextmanager
 def alone(book: Book, say: Callable[[str], None]) -> Iterator[None]:
     """One process executes at a time; a second one waits, and then finds everything cached."""
+    from filelock import FileLock, Timeout  # not where one notebook runs, as in Colab
+
     path = book.root / "_build" / "executed.lock"
     path.parent.mkdir(exist_ok=True)
     lock = FileLock(path)

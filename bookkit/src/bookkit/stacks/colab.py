@@ -180,7 +180,8 @@ def not_refused(outcome: Outcome) -> str:
     if outcome.passed:
         return "installed a wheel that somebody had changed"
     if not re.search(rf"AssertionError: .*{FILE.pattern} is not the wheel that", outcome.error):
-        return f"met a changed wheel, and failed without saying so: {outcome.error[:2000]}"
+        said = f"{outcome.error}\n{outcome.trace}".strip()
+        return f"met a changed wheel, and failed without saying so: {said[-2000:]}"
     if outcome.before != outcome.versions:
         return (
             f"refused a changed wheel after installing: {outcome.before}, then {outcome.versions}"
