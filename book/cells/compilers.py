@@ -25,7 +25,8 @@ def compiled_for_tpu(lowered, order=None):
     """The program compiled by libtpu for a TPU v5e. Nothing runs, no TPU is needed."""
     from jax.experimental import topologies
     (exported, donated), sizes = lowered, sizes_of(lowered)
-    chips = {1: "v5e:1x1", 4: "v5e:2x2", 8: "v5e:2x4"}[exported.nr_devices]
+    shape = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}[exported.nr_devices]
+    chips = f"v5e:{shape}"
     one = dict(chips_per_host_bounds=(1, 1, 1)) if chips == "v5e:1x1" else {}
     devices = topologies.get_topology_desc(chips, "tpu", **one).devices
     for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):

@@ -136,6 +136,31 @@ def test_a_function_and_a_compiled_program_are_noted_alike(stored):
     assert one["cpu"]["memory"]["arguments"] == 64 * 16 * 4 // 8
 
 
+WIDE = """
+[program.wide]
+page = "book/01-toy"
+after = "sums"
+devices = 16
+make = '''
+mesh = jax.make_mesh((16,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+x = jax.ShapeDtypeStruct((64, 16), "float32", sharding=jax.NamedSharding(mesh, P("data")))
+column_sums, x
+'''
+"""
+
+
+def test_a_program_can_have_more_devices_than_the_page(tmp_path):
+    book = toy(tmp_path, table=WIDE)
+    page = book.source("book/01-toy")
+    setup = (ROOT / "book" / "cells" / "setup.py").read_text("utf-8")
+    shown = code(setup.rstrip("\n"), "setup") + "\n\n" + code(SHOWN, "id-sums")
+    page.write_text(f"{FRONT}\n# A toy\n\n{shown}\n")
+    load_chapter.cache_clear()
+    found, problems = second_compiler.noted(book, [*load_table(book).programs.values()], None)
+    assert problems == [] and found["wide"]["mesh"] == {"data": 16}
+    assert found["wide"]["cpu"]["memory"]["arguments"] == 64 * 16 * 4 // 16
+
+
 def test_code_that_was_compiled_is_not_run_again(book, monkeypatch):
     monkeypatch.setattr(second_compiler, "noted", lambda *_: pytest.fail("a page was run"))
     assert second_compiler.check(book).endswith("of changed code: none")

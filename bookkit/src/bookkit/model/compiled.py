@@ -40,6 +40,7 @@ class Program:
     page: str  # "book/01-mesh"
     after: str  # the slug of a cell
     make: str
+    devices: int = 8  # with more, the page's cells see as many simulated ones
 
 
 @dataclass(frozen=True)
