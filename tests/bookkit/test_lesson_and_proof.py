@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
@@ -376,15 +376,36 @@ def test_what_cannot_be_shown_fails_the_build(book, old, by, said):
         page.write_text(text)
 
 
-def test_an_address_of_a_strip_unfolds_it(book):
-    """The site's script does; a browser's own rule opens only what the target is inside of."""
+def in_chromium(book, address):
+    """What a browser makes of an address below the built site."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium here")
-    site = book.root / "_build" / "html" / "book" / "03-toy.html"
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
-               "--dump-dom", f"file://{site}#checked-four"]  # fmt: skip
+               "--dump-dom", f"file://{book.root}/_build/html/{address}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    page = BeautifulSoup(done.stdout, "html.parser")
+    return BeautifulSoup(done.stdout, "html.parser")
+
+
+@pytest.mark.parametrize(
+    ("asked", "there"),
+    [
+        ("cut 8 times", "#uneven"),  # from its middle
+        ("SumError: it was refused, cut 16 times, but the size is 100 (of 7)", "#uneven"),  # pasted whole
+        ("no such axis", "#wrong-axis"),
+        ("such axis", ""),  # two words are found as Sphinx finds them
+    ],
+)
+def test_a_message_is_found_from_its_middle_and_whole(book, asked, there):
+    for path in ("", f"{PSEUDO}/"):
+        page = in_chromium(book, f"{path}search.html?q={quote(asked)}")
+        links = [link["href"] for link in page.select("#search-results li a")]
+        assert links[0] == f"book/messages-toy.html{there}"
+        assert len(links) == len(set(links))
+
+
+def test_an_address_of_a_strip_unfolds_it(book):
+    """The site's script does; a browser's own rule opens only what the target is inside of."""
+    page = in_chromium(book, "book/03-toy.html#checked-four")
     assert page.select_one("#checked-four").has_attr("open")
     assert not page.select_one("#checked-row").has_attr("open")
