@@ -14,8 +14,8 @@ from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, load_chapter
 
 HEADING = re.compile(r"(?m)^(#{1,6}) +(.+?)[ \t]*$")
-CODE_SPAN = re.compile(r"`([^`]+)`")
-VARIES = re.compile(r"\s*(?:…|\.\.\.)\s*")  # what stands for it in a heading that quotes a message
+CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+VARIES = re.compile(r"\s*…\s*")  # what stands for it in a heading that quotes a message
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Section:
     @property
     def messages(self) -> list[str]:
         """What the heading quotes, in code form."""
-        return CODE_SPAN.findall(self.heading)
+        return [text.strip() for _, text in CODE_SPAN.findall(self.heading)]
 
     @property
     def is_entry(self) -> bool:
