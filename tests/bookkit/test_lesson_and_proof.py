@@ -13,6 +13,7 @@ from bs4 import BeautifulSoup
 
 from bookkit.model.book import Book, Problem
 from bookkit.site import build
+from bookkit.site.anchors import addresses_of_site
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
@@ -334,6 +335,9 @@ def test_an_entry_of_a_reference_is_called_by_its_first_cell(book):
         assert page.select_one("section#only-a-proof #checked-alone") and not page.select("#alone")
         assert page.select_one("section#no-name") and not page.select("#second")
         assert not soup(book, f"{path}book/03-toy.html").select("#sum")  # chapters keep theirs
+    offered = addresses_of_site(book, book.root / "_build" / "html")
+    for slug in ("uneven", "sumerror-cut-8-times-but-the-size-is-10", "checked-cut"):
+        assert f"book/messages-toy.html#{slug}" in offered
 
 
 def test_an_entry_that_is_called_like_another_heading_fails_the_build(book):
