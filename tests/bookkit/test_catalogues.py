@@ -217,6 +217,7 @@ def test_what_translators_write_beside_a_message_stays(path):
 
 @pytest.mark.parametrize("text, words", [
     ("`jax.jit`", False), ("$x[B_{data}]$", False), ("8 × 16", False), ("![alt](https://x)", False),
+    ("[`a` · `` b`c ``](https://x.org/y#z)", False), ("(`a`)", False), ("[`a` and more](https://x.org)", True),
     ("tuple[str, ...] | None", False), ("`P` and `Q`", True), ("None of them", True), ("bytes", True), ("JAX", True), ("$n$ devices", True),
 ])
 def test_what_needs_a_translation(text, words):

@@ -6,13 +6,14 @@ import platform
 import re
 import shutil
 import subprocess
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
 
 from bookkit.model.book import Book, Problem
 from bookkit.site import build
+from bookkit.site.anchors import addresses_of_site
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
@@ -86,6 +87,37 @@ $$
 """
 
 
+def reference(book):
+    """A page of kind reference: entries, the second with a deeper one."""
+    return f"""{FRONT}
+# What it means
+
+{code("# @title Setup: nothing" + chr(10) + "import math", "setup", "hide-cell", cellView="form")}
+
+See [the other]({book.page_url("book/messages-toy")}#wrong-axis).
+
+## `SumError … cut 8 times, but the size is 10`
+
+{code("print('SumError: it is cut 8 times')", "id-uneven")}
+
+{code(PROOF.replace("total", "2 + 2"), "proof", "hide-cell", "id-cut", cellView="form")}
+
+### `AxisError: no such axis`
+
+{code("2 + 2", "id-wrong-axis")}
+
+## Only a proof
+
+{code(PROOF.replace("total", "2 + 2"), "proof", "hide-cell", "id-alone", cellView="form")}
+
+## No name
+
+{code("2 + 2")}
+
+{code("2 + 3", "id-second")}
+"""
+
+
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("lesson")
@@ -98,7 +130,7 @@ def book(tmp_path_factory):
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: book/00-intro\nparts:\n"
         "  - caption: Foundations\n    chapters:\n      - file: book/03-toy\n"
-        "  - caption: Reference\n    chapters:\n      - file: book/proves\n"
+        "  - caption: Reference\n    chapters:\n      - file: book/messages-toy\n      - file: book/proves\n"
     )
     for folder in ("figures", "cells"):
         (root / "book" / folder).mkdir(parents=True)
@@ -110,6 +142,7 @@ def book(tmp_path_factory):
     )
     shutil.copyfile(ROOT / "book" / "proves.md", root / "book" / "proves.md")
     (root / "book" / "03-toy.md").write_text(page(book))
+    (root / "book" / "messages-toy.md").write_text(reference(book))
     po.main([], root)
     for path in catalogues.catalogue_folder(book, book.language(PSEUDO)).rglob("*.po"):
         catalogue = catalogues.read_catalogue(path)
@@ -273,7 +306,8 @@ def test_every_claim_stands_on_one_page_and_in_a_file(book):
         site = book.root / "_build" / "html" / path
         found = json.loads((site / "claims.json").read_text("utf-8"))
         assert [(one["slug"], one["claim"], one["compiler"], one["stored"]) for one in found] == [
-            ("four", wanted[0], "CPU", False), ("row", wanted[1], "TPU", True)]  # fmt: skip
+            ("four", wanted[0], "CPU", False), ("row", wanted[1], "TPU", True),
+            ("cut", wanted[0], "CPU", False), ("alone", wanted[0], "CPU", False)]  # fmt: skip
         assert found[0]["url"] == f"{book.site}{path}book/03-toy.html#checked-four"
 
 
@@ -283,6 +317,38 @@ def test_the_foot_counts_the_claims_and_says_where_they_ran(toy, book):
     assert foot.select_one('a[href="proves.html#03-toy"]').text == said.format("2 claims")
     assert f"Python {platform.python_version()}" in foot.text
     assert "claims" not in soup(book, "book/00-intro.html").select_one("footer").text
+
+
+def test_an_entry_of_a_reference_is_called_by_its_first_cell(book):
+    for path in ("", f"{PSEUDO}/"):
+        page = soup(book, f"{path}book/messages-toy.html")
+        for slug, words, old in (
+            ("uneven", "SumError … cut 8 times, but the size is 10", "sumerror-cut-8-times-but-the-size-is-10"),
+            ("wrong-axis", "AxisError: no such axis", "axiserror-no-such-axis"),
+        ):  # fmt: skip
+            (section,) = page.select(f"section#{slug}")
+            assert section.select_one("h2, h3").code.text.strip("⟦⟧") == words
+            assert section.select_one("h2 .headerlink, h3 .headerlink")["href"] == f"#{slug}"
+            assert section.find(id=old, recursive=False)  # what others linked to still leads there
+            assert page.select_one(f'.toc a[href="#{slug}"]')
+        assert page.select_one('p a[href="#wrong-axis"]')
+        assert page.select_one("section#only-a-proof #checked-alone") and not page.select("#alone")
+        assert page.select_one("section#no-name") and not page.select("#second")
+        assert not soup(book, f"{path}book/03-toy.html").select("#sum")  # chapters keep theirs
+    offered = addresses_of_site(book, book.root / "_build" / "html")
+    for slug in ("uneven", "sumerror-cut-8-times-but-the-size-is-10", "checked-cut"):
+        assert f"book/messages-toy.html#{slug}" in offered
+
+
+def test_an_entry_that_is_called_like_another_heading_fails_the_build(book):
+    page = book.source("book/messages-toy")
+    text = page.read_text()
+    page.write_text(text.replace("id-uneven", "id-no-name"))
+    try:
+        with pytest.raises(Problem, match="#no-name is the anchor of another heading too"):
+            build.main([], book.root)
+    finally:
+        page.write_text(text)
 
 
 def test_claims_captions_and_alternatives_are_messages_of_the_page(book):
@@ -314,15 +380,36 @@ def test_what_cannot_be_shown_fails_the_build(book, old, by, said):
         page.write_text(text)
 
 
-def test_an_address_of_a_strip_unfolds_it(book):
-    """The site's script does; a browser's own rule opens only what the target is inside of."""
+def in_chromium(book, address):
+    """What a browser makes of an address below the built site."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium here")
-    site = book.root / "_build" / "html" / "book" / "03-toy.html"
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
-               "--dump-dom", f"file://{site}#checked-four"]  # fmt: skip
+               "--dump-dom", f"file://{book.root}/_build/html/{address}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    page = BeautifulSoup(done.stdout, "html.parser")
+    return BeautifulSoup(done.stdout, "html.parser")
+
+
+@pytest.mark.parametrize(
+    ("asked", "there"),
+    [
+        ("cut 8 times", "#uneven"),  # from its middle
+        ("SumError: it was refused, cut 16 times, but the size is 100 (of 7)", "#uneven"),  # pasted whole
+        ("no such axis", "#wrong-axis"),
+        ("such axis", ""),  # two words are found as Sphinx finds them
+    ],
+)
+def test_a_message_is_found_from_its_middle_and_whole(book, asked, there):
+    for path in ("", f"{PSEUDO}/"):
+        page = in_chromium(book, f"{path}search.html?q={quote(asked)}")
+        links = [link["href"] for link in page.select("#search-results li a")]
+        assert links[0] == f"book/messages-toy.html{there}"
+        assert len(links) == len(set(links))
+
+
+def test_an_address_of_a_strip_unfolds_it(book):
+    """The site's script does; a browser's own rule opens only what the target is inside of."""
+    page = in_chromium(book, "book/03-toy.html#checked-four")
     assert page.select_one("#checked-four").has_attr("open")
     assert not page.select_one("#checked-row").has_attr("open")

@@ -45,9 +45,9 @@ def shown(**data):
     return nbformat.v4.new_output("display_data", data={key.replace("_", "/"): value for key, value in data.items()})
 
 
-def page_of(*parts, kind=CHAPTER, outputs=()):
+def page_of(*parts, kind=CHAPTER, outputs=(), name=NAME):
     """A page of these pieces of Markdown; what its first code cell showed."""
-    chapter = parse(NAME, FRONT + "\n" + "\n\n".join(parts) + "\n")
+    chapter = parse(name, FRONT + "\n" + "\n\n".join(parts) + "\n")
     page = Page(chapter, kind, BOOK)
     cells = [nbformat.v4.new_code_cell(cell.source) if cell.kind == "code" else
              nbformat.v4.new_markdown_cell(cell.source) for cell in chapter.cells]
@@ -84,6 +84,16 @@ ASKED = '**Predict.** How many?\n\n<details class="predict">\n<summary>Answer</s
 SAID = code('print(f"predicted 2 · measured {two}")', "predicted")
 COMPUTED = code('print(f"predicted {mesh.size} · measured {two}")', "predicted", "rerun")
 BADGE = f"# A title\n\n[![Open in Colab]({BOOK.site}_static/colab-badge.svg)]({COLAB}) [Read]({PAGE})"
+
+
+LINKS = f"[chapter 1]({BOOK.page_url('book/01-mesh')}#a) · [a](https://github.com/o/r/issues/1)"
+RAISED = proof("assert '8 times,' in x")
+
+
+def entry(heading="## `SumError … 8 times, but 10`", tags=("id-a",), proven=RAISED, links=LINKS, name="messages-toy"):
+    """A page of one entry, whose cell printed a message, broken into lines."""
+    raised = printed("SumError: cut\n8 times, but\n10")
+    return page_of(heading, code("show()", *tags), proven, links, kind="reference", outputs=[raised], name=name)
 
 
 # rule, a page that it passes, a page that it must see, what the message says
@@ -160,6 +170,10 @@ PAGES = [
     ("setup-is-second", page_of("# A", code("import jax", "from-a"), kind="page"),
      page_of("# A", code("import jax"), kind="page"), "second cell"),
     ("enough-words", "word " * 1500, "Few words.", "2 words"),
+    ("setup-is-second", page_of("# A", kind="reference"), page_of("# A", code("x"), kind="reference"), "second cell"),
+    ("short-sentences", page_of(LONG, kind="reference"), page_of(LONG, code("x"), kind="reference"), "make two"),
+    ("enough-words", page_of("Few.", code("x"), kind="reference"), page_of("word " * 3501, code("x"), kind="reference"), "3501"),
+    ("exercise-cells", page_of(code("x"), kind="reference"), page_of(STUB, kind="reference"), "solution-a"),
     ("enough-words", page_of("Few words.", kind="page"), page_of("word " * 3501, kind="page"), "3501 words"),
     ("short-sentences", "Short. `a.b` e.g. this.", LONG, "average sentence"),
     ("short-sentences", "Short.", LONG + " Short." * 9, "make two"),
@@ -225,6 +239,17 @@ PAGES = [
     *[("described-pictures", ran(shown(text_html=SVG)), ran(shown(**{kind: data})), "a picture of this cell")
       for kind, data in [("text_html", "<svg></svg>"), ("text_html", '<svg aria-label="x.svg">'),
                          ("text_html", '<img src="x">'), ("image_png", "AAAA"), ("image_svg+xml", "<svg></svg>")]],
+    *[("message-entries", good, bad, piece) for good, bad, piece in [
+        (entry(), entry("## SumError"), "quote it in code form"),
+        (entry("## A word before", (), "Text.", "", "other"), entry(tags=()), "tag it id-SLUG"),
+        (entry(tags=("id-a",)), entry(proven=code("x")), "no strip"),
+        (entry(), entry(links="[a](https://github.com/o/r/issues/1)"), "no link to what teaches it"),
+        (entry(), entry(links=f"[a]({BOOK.page_url('book/glossary')}) https://github.com/o/r/pull/1"), "no link to what teaches"),
+        (entry(), entry(links=f"[a]({BOOK.page_url('book/01-mesh')}) https://github.com/o/r"), "no link to a public thread"),
+        (entry("## `SumError … 8 times, but … 10`"), entry("## `SumError … 8 times, but 11`"), "'8 times, but 11' stands in no"),
+        (entry("## `SumError` at 10: `8 times,`"), entry("## `SumError … 9`", proven=code("'9'")), "'9' stands in no output"),
+        (entry("## `SumError … 9`", proven=proof("assert x == 'of 9'")), entry("## `SumError … 9`", proven=proof("assert x == 9")), "'9'"),
+    ]],
     *[("real-names", [code("x = 1\nP('data')\nf = 1"), f"Use `{good}`."], [code("x = 1\nf = 1"), f"Use `{bad}`."], bad)
       for good, bad in [
           ("jax.jit", "jax.sharding.used_mesh"), ("nnx.Param", "nnx.Parm"), ("@jax.jit", "jax.jit_all(f)"),
@@ -248,7 +273,7 @@ def test_rule(rule, good, bad, piece):
     found = list(of_page(page, [RULES[rule]]))
     last = page.chapter.cells[-1].line + len(page.chapter.cells[-1].lines)
     assert any(piece in str(one) for one in found), f"{rule} does not see it: {found}"
-    assert all(str(one).startswith(f"book/{NAME}.md:") and 1 <= one.line <= last for one in found)
+    assert all(str(one).startswith(f"book/{page.chapter.name}.md:") and 1 <= one.line <= last for one in found)
 
 
 def test_a_finding_names_the_line():
@@ -496,10 +521,26 @@ def test_anchors_of_figures_tables_and_claims(tmp_path):
     table = "| a |\n|---|\n| b |\n\n*What `each` device sends in one step, in bytes. More.*"
     path = tmp_path / "a.md"
     path.write_text(FRONT + "\n\n".join(["# A title", f"In {picture.replace('ring', 'row')} a line", picture, table, proof(slug="sums")]) + "\n")
-    found = {name for name in anchors(path) if not name.startswith("jupytext")}  # of the front matter
+    found = {name for name in anchors(path, BOOK) if not name.startswith("jupytext")}  # of the front matter
     assert found == {"a-title", "fig-ring", "table-what-each-device-sends-in-one", "checked-sums"}
     assert static_file(BOOK, "figures/ring.svg") == ROOT / "book" / "figures" / "ring.svg"
     assert static_file(BOOK, "colab-badge.svg").exists()
+
+
+def test_anchors_of_entries(tmp_path):
+    """On a reference page a section is also found by the name of its first cell, as on the site."""
+    book, text = Book(tmp_path), "\n\n".join([
+        "# A", code("x", "id-no"), "## B\n\n```text\n## No heading\n```", code("x"), code("x", "id-second"),
+        "## C\n\n### D", code("x", "id-short"), proof(slug="sums"), "## E", proof(slug="alone")])  # fmt: skip
+    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/a\nparts:\n"
+                                       "  - caption: Reference\n    chapters:\n      - file: book/b\n")
+    for name in ("a", "b"):
+        (tmp_path / "book").mkdir(exist_ok=True)
+        (tmp_path / "book" / f"{name}.md").write_text(FRONT + text + "\n")
+    read, of_a_page = {"a", "b", "c", "d", "e"}, {"checked-sums", "checked-alone"}
+    found = {name: {one for one in anchors(tmp_path / "book" / f"{name}.md", book) if not one.startswith("jupytext")}
+             for name in ("a", "b")}  # fmt: skip
+    assert found == {"a": read | of_a_page, "b": read | of_a_page | {"short"}}
 
 
 def test_asserting_cells_are_told_apart():

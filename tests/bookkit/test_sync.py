@@ -6,6 +6,7 @@ import nbformat
 import pytest
 
 from bookkit.model.book import Book, Problem
+from bookkit.model.entries import LIST_BEGINS, LIST_ENDS
 from bookkit.words import sync
 from toy import FRONT, ROOT
 
@@ -52,6 +53,33 @@ def test_shared_cells_hold_the_bytes_of_their_files(book):
     assert setup.source == "# @title Setup\nnew = 1" and setup.metadata.cellView == "form"
     assert model.source == 'new = "2"\n\n\nmore = 3' and model.metadata.tags == ["shared-model"]
     assert own.source == "own = 3"
+
+
+def test_the_index_lists_every_entry_of_every_group(book):
+    def group(name, title, *entries):
+        cells = [f"## {heading}\n\n```{{code-cell}} ipython3\n:tags: [id-{slug}]\n\n1\n```" for heading, slug in entries]
+        (book.root / "book" / f"messages-{name}.md").write_text("\n\n".join([f"{FRONT}\n# {title}", *cells]) + "\n")
+
+    index = book.root / "book" / "messages.md"
+    index.write_text(f"# All\n\nFirst.\n\n{LIST_BEGINS}gone\n{LIST_ENDS}\nLast.\n")
+    (book.root / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/00-intro\nchapters:\n- file: book/messages\n- file: book/messages-b\n"
+        "- file: book/messages-a\n"
+    )
+    group("a", "About a", ("`AError … 8`", "eight"))
+    group("b", "About `b`", ("`BError`", "bad"), ("`B … C`", "c"))
+    sync.main([], book.root)
+    b, a = (book.page_url(f"book/messages-{name}") for name in "ba")
+    wanted = (f"## [About `b`]({b})\n\n- [`BError`]({b}#bad)\n- [`B … C`]({b}#c)\n\n"
+              f"## [About a]({a})\n\n- [`AError … 8`]({a}#eight)")  # fmt: skip
+    assert index.read_text() == f"# All\n\nFirst.\n\n{LIST_BEGINS}\n{wanted}\n\n{LIST_ENDS}\nLast.\n"
+    sync.main(["--check"], book.root)
+    index.write_text(index.read_text().replace("BError", "Error"))
+    with pytest.raises(Problem, match="Out of date: book/messages.md"):
+        sync.main(["--check"], book.root)
+    index.write_text("# All\n")
+    with pytest.raises(Problem, match="lacks <!-- written by bookkit sync -->"):
+        sync.main([], book.root)
 
 
 def test_a_second_run_changes_nothing(book):

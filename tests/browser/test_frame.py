@@ -132,6 +132,33 @@ def test_search_is_a_key_away_and_finds(on, file, word):
     on(check, file)
 
 
+@pytest.mark.parametrize("file", [HERE, THERE])
+@pytest.mark.parametrize(
+    "asked, there",
+    [
+        ("partitioned 8 times", "messages-meshes.html#indivisible"),
+        ("Auto axes of the mesh", "messages-types.html#auto-axes"),
+        (
+            "IndivisibleError: One of device_put args implies that array axis 1 is partitioned 16 "
+            "times, but the dimension size is 100 (full shape: (8, 100))",
+            "messages-meshes.html#indivisible",
+        ),
+    ],
+)
+def test_search_finds_an_entry_from_the_middle_of_its_message_and_from_all_of_it(
+    on, file, asked, there
+):
+    async def check(page):
+        await page.keyboard.press("/")
+        await page.keyboard.type(asked)
+        await page.keyboard.press("Enter")
+        first = page.locator("#search-results li a").first
+        await first.wait_for()
+        assert (await first.get_attribute("href")).endswith(there)
+
+    on(check, file)
+
+
 def test_code_is_as_large_as_the_text_allows(on):
     """Neither shouts: code has three quarters of the text's size or more, and 88 columns fit."""
 

@@ -120,7 +120,7 @@ def defined_names(source: str) -> set[str]:
 def exercise_cells(page: Page) -> Said:
     """An exercise, which each chapter has, is a stub, a check that asks it, a folded solution."""
     found = exercises(page.chapter)
-    if not found and page.kind != PAGE:
+    if not found and page.kind == CHAPTER:
         yield 1, "no exercise; tag a stub exercise-NAME, its check check-NAME, and solution-NAME"
     for name, cells in found.items():
         if missing := [part + name for part in EXERCISE_PARTS if part not in cells]:

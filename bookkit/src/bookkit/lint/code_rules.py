@@ -84,7 +84,7 @@ def same_bytes(page: Page) -> Said:
 def setup_is_second(page: Page) -> Said:
     """The second cell of a page with code, and no other, is the folded setup cell."""
     whole_program = any(cell.tagged("from-") for cell in page.chapter.code)
-    if not page.chapter.code or (page.kind == PAGE and whole_program):
+    if not page.chapter.code or (page.kind != CHAPTER and whole_program):
         return  # a program of examples/, cell by cell, which needs nothing before it
     second = page.chapter.cells[min(1, len(page.chapter.cells) - 1)]
     if second.kind != "code" or set(second.tags) != {"setup", "hide-cell"}:

@@ -18,6 +18,7 @@ from pathlib import Path
 from bookkit.lint import (
     anatomy,
     code_rules,
+    entries,
     form,
     names,
     outputs,
@@ -30,7 +31,18 @@ from bookkit.lint.rules import RULES, Finding, Page, Rule, of_book, of_page, of_
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import load_chapter, page_files
 
-WITH_RULES = (anatomy, code_rules, form, names, outputs, prose_rules, repository, rows, tables)
+WITH_RULES = (
+    anatomy,
+    code_rules,
+    entries,
+    form,
+    names,
+    outputs,
+    prose_rules,
+    repository,
+    rows,
+    tables,
+)
 
 
 def committed(book: Book) -> list[Path]:

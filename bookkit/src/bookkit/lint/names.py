@@ -2,9 +2,9 @@
 
 A span is accepted when it stands in a code cell or an executed output of its page, when it is a
 name that imports on this stack (or a parameter of one, or an attribute of an array, a mesh, …), when
-each of its words stands on the page, when the notation page defines it, or when it is a file of the
-repository. What is none of these is listed in tests/names.toml, by kind, and checked there as far as
-it can be: what is gone must be gone, a flag must be known.
+each of its words stands on the page, when the notation page defines it, when an entry quotes it as a
+message, or when it is a file of the repository. What is none of these is listed in tests/names.toml,
+by kind, and checked there as far as it can be: what is gone must be gone, a flag must be known.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bookkit.lint.prose import code_spans
 from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.model.book import Book
 from bookkit.model.chapter import by_name, page_files
+from bookkit.model.entries import quoted
 from bookkit.model.verbs import VERBS
 
 NAME_KINDS = ("gone", "flag", "shell", "hlo", "newest-only", "torch")
@@ -242,7 +243,7 @@ def real_names(page: Page) -> Said:
     root = page.book.root
     if page.chapter.code and page.executed is None:
         return  # the rule `executed` says so
-    shown, table = shown_on(page), listed_names(root)
+    shown, table, messages = shown_on(page), listed_names(root), quoted(page.book)
     for cell in page.chapter.markdown:
         for span in sorted(spans_of(cell.source)):
             listed = any(
@@ -251,6 +252,7 @@ def real_names(page: Page) -> Said:
             if not (
                 listed
                 or span in notation(root)
+                or span in messages
                 or accepted(span, shown)
                 or is_file(span, root)
                 or is_own_command(span, root)

@@ -38,7 +38,7 @@ def prose(page: Page) -> Iterator[tuple[int, str, str]]:
 def enough_words(page: Page) -> Said:
     """A chapter has 1,500 to 3,500 words of prose; any page has at most 3,500."""
     count, least = sum(len(words(text)) for _, _, text in prose(page)), 1500
-    if count > 3500 or (count < least and page.kind != PAGE):
+    if count > 3500 or (count < least and page.kind == CHAPTER):
         yield 1, f"{count} words of prose; a chapter has 1,500 to 3,500, another page at most those"
 
 

@@ -13,10 +13,11 @@ import yaml
 from docutils.nodes import make_id
 
 from bookkit.lint.prose import headings, read_aloud, sentences
-from bookkit.lint.rules import TEXT, WHOLE, Said, SaidOfBook, rule
+from bookkit.lint.rules import REFERENCE, TEXT, WHOLE, Said, SaidOfBook, rule
 from bookkit.model.addresses import addresses, foreign, meaning_of_url
 from bookkit.model.book import Book, is_notebook
 from bookkit.model.chapter import load_chapter, page_files
+from bookkit.model.entries import entries
 from bookkit.model.package import FOLDER, SETUP, build_wheel, has_package, unlike_pin
 
 # Text.
@@ -57,8 +58,8 @@ FIGURE = re.compile(r"(?m)^!\[[^\]]*\]\([^)\s]*/_static/figures/([\w-]+)\.svg\)\
 TABLE_WITH_CAPTION = re.compile(r"(?m)^\|[^\n]*\n\n\*(?!\*)([^\n]+)\*$")
 
 
-def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, targets, figures, captioned tables and claims."""
+def anchors(path: Path, book: Book) -> set[str]:
+    """The anchors of a page's headings, entries, targets, figures, captioned tables and claims."""
     text = path.read_text("utf-8")
     found = {make_id(read_aloud_with_code(heading)) for _, _, heading in headings(text)}
     found |= set(re.findall(r"(?m)^\(([\w-]+)\)=\s*$", text))
@@ -66,8 +67,11 @@ def anchors(path: Path) -> set[str]:
     for caption in TABLE_WITH_CAPTION.findall(text):
         first = sentences(read_aloud_with_code(caption))[0]
         found.add(make_id(f"table {' '.join(first.split()[:6])}"))
-    proofs = (cell for cell in load_chapter(path).code if cell.is_proof)
-    return found | {f"checked-{cell.slug}" for cell in proofs}
+    chapter = load_chapter(path)
+    found |= {f"checked-{cell.slug}" for cell in chapter.code if cell.is_proof}
+    if book.kind(f"book/{path.stem}") == REFERENCE:
+        found |= {str(entry.slug) for entry in entries(chapter)}
+    return found
 
 
 def static_file(book: Book, name: str) -> Path:
@@ -102,7 +106,7 @@ def own_addresses(name: str, text: str, book: Book) -> Said:
             and target.anchor
             and "autofunction::" not in page.read_text("utf-8")
         ):
-            there = anchors(page)
+            there = anchors(page, book)
             if target.anchor not in there and make_id(target.anchor) not in there:
                 what = f"{target.name}.md has no such heading; it has {', '.join(sorted(there))}"
         if what:

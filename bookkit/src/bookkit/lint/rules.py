@@ -78,10 +78,15 @@ def rule(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def of_page(page: Page, rules: Iterable[Rule]) -> Iterator[Finding]:
-    """What is wrong with a page, and what it is excepted from without need."""
-    name = page.chapter.name
+    """What is wrong with a page, and what it is excepted from without need.
+
+    A reference with code keeps the rules of pages too; one without is a table or a list.
+    """
+    name, kinds = page.chapter.name, {page.kind}
+    if page.kind == REFERENCE and page.chapter.code:
+        kinds.add(PAGE)
     for one in rules:
-        if page.kind not in one.kinds:
+        if not kinds & set(one.kinds):
             continue
         found = [Finding(f"book/{name}.md", line, one.id, what) for line, what in one.check(page)]
         if name not in page.book.exceptions.get(one.id, ()):

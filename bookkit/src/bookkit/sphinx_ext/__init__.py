@@ -8,6 +8,7 @@ search      Chinese search by pairs of characters
 translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
 strips      proofs become strips, folds are called by their titles
+entries     sections of reference pages have short anchors
 claims      the foot of a page, the list of all claims, claims.json
 predictions printed predictions get a tick or a cross
 mathml      formulas are MathML, without a script
@@ -25,6 +26,7 @@ from sphinx.util import logging
 
 from bookkit.sphinx_ext import (
     claims,
+    entries,
     execution,
     figures,
     frame,
@@ -71,7 +73,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
     parts = (execution, languages, own_urls, markdown, pages, frame, reference, search, translation)
-    for part in (*parts, strips, claims, predictions, figures, mathml):
+    for part in (*parts, strips, entries, claims, predictions, figures, mathml):
         part.setup(app)
     return {
         "version": "1",

@@ -33,7 +33,7 @@ ALIKE = 0.6  # how much of a text must be left for it to count as the same text,
 ALIKE_ELSEWHERE = 0.75  # and if it stood on another page, or long ago
 WORDS_ALIKE = 0.5  # of those, texts that share fewer words are not compared sign by sign
 WITHOUT_WORDS = re.compile(  # code, pictures (their alt is a message of its own), formulas, …
-    r"(`+).+?\1|!\[[^\]]*\]\(\S*\)|\$\$.+?\$\$|\$[^$]+\$|https?://\S+|<[^<>]+>|[^\W\d_]\b|[\W\d_]+",
+    r"(`+).+?\1|!\[[^\]]*\]\(\S*\)|\$\$.+?\$\$|\$[^$]+\$|https?://\S+|<[^<>]+>|[^\W\d_]\b|[\W\d_]",
     re.S,
 )
 

@@ -1,0 +1,131 @@
+"""Entries of a reference page: sections that are called by the id of their first code cell.
+
+The site gives such a section the short anchor #SLUG (bookkit.sphinx_ext.entries); here it is read
+from the source, for rules and for the index of messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bookkit.model.book import Book, Problem
+from bookkit.model.chapter import Cell, Chapter, load_chapter
+
+HEADING = re.compile(r"(?m)^(#{1,6}) +(.+?)[ \t]*$")
+CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+VARIES = re.compile(r"\s*…\s*")  # what stands for it in a heading that quotes a message
+
+
+@dataclass(frozen=True)
+class Section:
+    """Of a page: its heading, and what stands between it and the next heading of any level."""
+
+    page: str  # book/messages-meshes
+    level: int
+    heading: str  # as it is written, with its marks
+    line: int  # of the file
+    text: str  # its Markdown
+    code: tuple[Cell, ...]
+
+    @property
+    def slug(self) -> str | None:
+        """The short anchor: what the first code cell is called, unless that is a proof."""
+        first = self.code[0] if self.code else None
+        return first.tagged("id-") if first and not first.is_proof else None
+
+    @property
+    def messages(self) -> list[str]:
+        """What the heading quotes, in code form."""
+        return [text.strip() for _, text in CODE_SPAN.findall(self.heading)]
+
+    @property
+    def is_entry(self) -> bool:
+        """On a page of messages: all but groups of entries, and what is only said."""
+        return bool(self.code or self.messages)
+
+    @property
+    def fragments(self) -> list[str]:
+        """The pieces of the messages that do not vary."""
+        return [one for text in self.messages for one in VARIES.split(text) if one.strip()]
+
+
+def sections(chapter: Chapter) -> Iterator[Section]:
+    """Every section of a page below its title, in order."""
+    page = f"book/{chapter.name}"
+    level, heading, line, text, code = 1, "", 1, "", list[Cell]()
+    for cell in chapter.cells:
+        if cell.kind == "code":
+            code.append(cell)
+            continue
+        at = 0
+        for found in HEADING.finditer(without_code(cell.source)):
+            text += cell.source[at : found.start()]
+            if level > 1:
+                yield Section(page, level, heading, line, text, tuple(code))
+            level, heading = len(found[1]), cell.source[found.start(2) : found.end(2)]
+            line, text, code = cell.line + cell.source.count("\n", 0, found.start()), "", []
+            at = found.end()
+        text += cell.source[at:] + "\n\n"
+    if level > 1:
+        yield Section(page, level, heading, line, text, tuple(code))
+
+
+def without_code(markdown: str) -> str:
+    """The same length, blanks where a fence shows code: what looks like a heading there is none."""
+    return re.sub(
+        r"(?ms)^(`{3,}|~{3,})[^\n]*$.*?^\1[ \t]*$", lambda found: " " * len(found[0]), markdown
+    )
+
+
+def entries(chapter: Chapter) -> list[Section]:
+    """The sections of a reference page that have a short anchor."""
+    return [one for one in sections(chapter) if one.slug]
+
+
+def pages_of_messages(book: Book) -> list[str]:
+    """book/messages-GROUP of each group, in the order of the contents."""
+    return [page for page in book.pages if page.startswith("book/messages-")]
+
+
+def entries_of(book: Book, page: str) -> list[Section]:
+    return entries(load_chapter(book.source(page)))
+
+
+# The index of all messages, book/messages.md, which `bookkit sync` keeps.
+
+INDEX = "book/messages"
+LIST_BEGINS, LIST_ENDS = "<!-- written by bookkit sync -->\n", "<!-- end -->"
+
+
+def quoted(book: Book) -> set[str]:
+    """Every message that a heading of an entry quotes."""
+    return {
+        " ".join(text.split())
+        for page in pages_of_messages(book)
+        for entry in entries_of(book, page)
+        for text in entry.messages
+    }
+
+
+def index_of_messages(book: Book) -> str:
+    """Each group, with a link to each of its entries."""
+    groups = []
+    for page in pages_of_messages(book):
+        title = next(cell for cell in load_chapter(book.source(page)).cells).lines[0]
+        lines = [f"## [{title.removeprefix('# ')}]({book.page_url(page)})", ""]
+        for entry in entries_of(book, page):
+            lines.append(f"- [{entry.heading}]({book.page_url(page)}#{entry.slug})")
+        groups.append("\n".join(lines))
+    return "\n\n".join(groups)
+
+
+def with_index(text: str, book: Book) -> str:
+    """The text of book/messages.md, listing the entries that there are."""
+    before, begin, rest = text.partition(LIST_BEGINS)
+    _, end, after = rest.partition(LIST_ENDS)
+    if not begin or not end:
+        what = f"{LIST_BEGINS.strip()} … {LIST_ENDS}, between which the list stands"
+        raise Problem(f"{INDEX}.md lacks {what}: put them back")
+    return f"{before}{LIST_BEGINS}\n{index_of_messages(book)}\n\n{LIST_ENDS}{after}"
