@@ -422,3 +422,13 @@ def test_stored_with_the_pinned_releases():
             need.startswith(f"libtpu=={about['libtpu'].rsplit('.', 1)[0]}.") for need in wants
         )
     assert "libtpu" not in pinned
+
+
+def test_a_notebook_carries_the_refusal_that_its_cells_name(stored, monkeypatch):
+    said = "RESOURCE_EXHAUSTED: " + "Ran out of memory on HBM, " * 9
+    rows = load_rows(stored)
+    rows["programs"]["sums"]["tpu"] = {"refused": said}
+    monkeypatch.setattr("bookkit.model.compiled.load_rows", lambda book: rows)
+    names = {}
+    exec(stored_cell(stored, ['print(STORED["sums"]["refused"])']), names)
+    assert names["STORED"]["sums"]["refused"] == said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -261,4 +262,9 @@ def stored_cell(book: Book, sources: Iterable[str]) -> str:
                 sent = [row["kind"], " ".join(row["axes"]), row["dtype"], row["wire"]]
                 lines.append(f"    {sent},")
             lines.append("]}")
+        elif f'STORED["{name}"]["refused"]' in text:
+            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r}, 'refused': (")
+            words = textwrap.wrap(program["tpu"]["refused"], 76, drop_whitespace=False)
+            lines += [f"    {part!r}" for part in words]
+            lines.append(")}")
     return "\n".join(lines).replace("'", '"')
