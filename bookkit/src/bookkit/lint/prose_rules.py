@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from bookkit.lint.prose import blocks, headings, read_aloud, sentences, words
 from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, Page, Said, rule
 from bookkit.model.chapter import Cell
+from bookkit.model.entries import MET_HERE
 
 PARAGRAPH = 6  # sentences
 BANNED = {
@@ -28,9 +29,10 @@ PROPER_NAMES = set(
 
 
 def prose(page: Page) -> Iterator[tuple[int, str, str]]:
-    """(line of the file, kind of block, text) of what is read."""
+    """(line of the file, kind of block, text) of what is read; not the fold that `sync` fills."""
     for cell in page.chapter.markdown:
-        for kind, text, line, _ in blocks(cell.source):
+        made = MET_HERE.sub(lambda found: "\n" * found[0].count("\n"), cell.source)
+        for kind, text, line, _ in blocks(made):
             yield cell.line + line, kind, text
 
 

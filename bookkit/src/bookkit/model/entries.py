@@ -84,6 +84,9 @@ def entries(chapter: Chapter) -> list[Section]:
     return [one for one in sections(chapter) if one.slug]
 
 
+SILENT = "book/silent-failures"
+
+
 def pages_of_messages(book: Book) -> list[str]:
     """book/messages-GROUP of each group, in the order of the contents."""
     return [page for page in book.pages if page.startswith("book/messages-")]
@@ -129,3 +132,44 @@ def with_index(text: str, book: Book) -> str:
         what = f"{LIST_BEGINS.strip()} … {LIST_ENDS}, between which the list stands"
         raise Problem(f"{INDEX}.md lacks {what}: put them back")
     return f"{before}{LIST_BEGINS}\n{index_of_messages(book)}\n\n{LIST_ENDS}{after}"
+
+
+# The lists at the ends of chapters, which `bookkit sync` keeps too.
+
+MET = "<summary>Messages and silent failures of this page, explained</summary>"
+MET_HERE = re.compile(rf"(?ms)^{re.escape(MET)}\n.*?^</details>\n")
+
+
+def teacher(book: Book, entry: Section) -> str | None:
+    """The page that an entry sends its reader to: the last page of lessons that it links to."""
+    linked = [
+        page
+        for page in re.findall(rf"\]\({re.escape(book.site)}(book/[\w-]+)\.html[^)]*\)", entry.text)
+        if page in book.pages and book.kind(page) != "reference"
+    ]
+    return linked[-1] if linked else None
+
+
+def taught_by(book: Book, page: str) -> list[str]:
+    """The lines of Markdown that link to each entry which sends its reader to this page."""
+    return [
+        f"- [{entry.heading}]({book.page_url(group)}#{entry.slug})"
+        for group in [*pages_of_messages(book), *({SILENT} & {*book.pages})]
+        for entry in entries_of(book, group)
+        if teacher(book, entry) == page
+    ]
+
+
+def with_messages_met(text: str, book: Book, page: str) -> str:
+    """A page's text, in whose fold of messages stand those that there are."""
+    lines = taught_by(book, page)
+    listed = "\n".join([MET, "", *lines, "", "</details>", ""])
+    if not MET_HERE.search(text):
+        if not lines:
+            return text
+        what = f'<details class="aside">\n{MET}\n\n</details>\n'
+        raise Problem(
+            f"{page}.md: {len(lines)} entries of messages and silent failures send their readers "
+            f"here. Put this before its further reading, and run `bookkit sync`:\n\n{what}"
+        )
+    return MET_HERE.sub(lambda _: listed, text, count=1)

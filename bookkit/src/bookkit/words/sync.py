@@ -10,7 +10,8 @@
 3. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
    times play no part, and the same source gives the same bytes.
 4. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
-5. book/messages.md lists the entries of the pages book/messages-*.md.
+5. book/messages.md lists the entries of the pages book/messages-*.md, and a fold at the end of each
+   page those that send their readers to it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import yaml
 
 from bookkit.model.book import Book, Problem, find_root
 from bookkit.model.compiled import STORED_TAG, stored_cell
-from bookkit.model.entries import INDEX, with_index
+from bookkit.model.entries import INDEX, with_index, with_messages_met
 from bookkit.model.package import SETUP, build_wheel, with_pin
 from bookkit.words.notebooks import translate_notebook, translation
 
@@ -106,6 +107,8 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
         text = with_pin(source.read_text("utf-8"), wheel)
         if page == INDEX:
             text = with_index(text, book)
+        elif book.kind(page) != "reference":
+            text = with_messages_met(text, book, page)
         if page not in book.chapters:
             yield source, text
             continue
