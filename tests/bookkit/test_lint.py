@@ -229,6 +229,7 @@ PAGES = [
     ("exercise-cells", [STUB, CHECK, SOLVED], [STUB, CHECK, code("answer_a = 1", "solution-a")], "is folded"),
     ("quiet", ran(printed("fine, at 2×4")), ran(printed("noise", "stderr")), "stderr"),
     ("quiet", ran(), ran(printed("DeprecationWarning: old")), "warning"),
+    ("quiet", ran(printed("older: UserWarning: old")), ran(printed("a.py:3: UserWarning: old")), "warning"),
     ("quiet", ran(), ran(nbformat.v4.new_output("error", ename="E", evalue="v", traceback=[])), "fails"),
     ("same-next-time", ran(printed("0x7f")), ran(printed("<function f at 0x7f12345678>")), "address in memory"),
     ("same-next-time", ran(printed("12:34:56"), tags=["timing"]), ran(printed("12:34:56")), "time of day"),

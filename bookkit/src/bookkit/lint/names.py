@@ -53,6 +53,7 @@ MODULES = (
 CLASSES = (
     "jax.Array jax.Device jax.sharding.NamedSharding jax.sharding.Mesh jax.ShapeDtypeStruct "
     "jax.stages.Compiled jax.stages.Lowered flax.nnx.Variable flax.nnx.Module flax.nnx.Optimizer "
+    "flax.nnx.State flax.nnx.Rngs "
     "meshscope.Collective meshscope.Memory"
 ).split()
 TAUGHT = ("jax", "jax.lax", "jax.sharding", "flax.nnx", "optax", "meshscope")

@@ -59,7 +59,7 @@ def quiet(page: Page) -> Said:
         text = text_of_output(output)
         if output.output_type == "stream" and output.name == "stderr":
             yield cell.line, f"writes to stderr: {text.strip()[:200]}; mend the cause"
-        elif found := re.search(r"\b\w*Warning: .*", text):
+        elif found := re.search(r"(?<![a-z]: )\b\w*Warning: .*", text):  # unless "older: …Warning"
             yield cell.line, f"shows a warning: {found[0][:120]}; mend the cause"
         if output.output_type == "error" and "raises-exception" not in cell.tags:
             yield cell.line, f"fails: {output.ename}: {output.evalue[:120]}"
