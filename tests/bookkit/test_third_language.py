@@ -84,7 +84,8 @@ def seen(page):
     # A sentence with code or links in it is several pieces of text: join what stands in one block.
     for text in page.find_all(["p", "li", "td", "th", "dt", "h1", "h2", "h3", "h4", "title", "a",
                                "summary", "button", "caption", "figcaption", "label"]):
-        if text.name == "a" and text.find_parent(["p", "li", "td", "th", "dt", "h1", "h2", "h3", "h4"]):
+        if text.name == "a" and text.find_parent(["p", "li", "td", "th", "dt", "h1", "h2", "h3", "h4",
+                                                     "caption", "figcaption"]):
             continue
         if not text.find(["p", "li", "td", "h1", "h2", "h3", "ul", "dl", "table"]):
             words = "".join(part for part in text.find_all(string=True)
@@ -136,7 +137,7 @@ def test_comments_and_markdown_of_notebooks_are_translated(book, page):
             for comment in comments(cell.source):
                 assert not english(comment.text), comment
         else:
-            text = re.sub(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\[!\w+\]|</?\w+[^<>]*>", "",
+            text = re.sub(r"```.*?```|(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|\[!\w+\]|</?\w+[^<>]*>", "",
                           cell.source, flags=re.S)
             assert not english(text), text
 

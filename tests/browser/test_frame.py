@@ -137,7 +137,7 @@ def test_search_is_a_key_away_and_finds(on, file, word):
     "asked, there",
     [
         ("partitioned 8 times", "messages-meshes.html#indivisible"),
-        ("Auto axes of the mesh", "messages-types.html#auto-axes"),
+        ("unsharded over the sorting dimension", "messages-types.html#sort"),
         (
             "IndivisibleError: One of device_put args implies that array axis 1 is partitioned 16 "
             "times, but the dimension size is 100 (full shape: (8, 100))",

@@ -144,7 +144,7 @@ def teacher(book: Book, entry: Section) -> str | None:
     """The page that an entry sends its reader to: the last page of lessons that it links to."""
     linked = [
         page
-        for page in re.findall(rf"\]\({re.escape(book.site)}(book/[\w-]+)\.html[^)]*\)", entry.text)
+        for page in re.findall(r"\]\([^)\s]*/(book/[\w-]+)\.html[^)\s]*\)", entry.text)
         if page in book.pages and book.kind(page) != "reference"
     ]
     return linked[-1] if linked else None
