@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bookkit.lint import (
+from bookkit.lint import (  # noqa: F401 (each registers its rules)
     anatomy,
     code_rules,
     entries,
@@ -30,19 +30,6 @@ from bookkit.lint import (
 from bookkit.lint.rules import RULES, Finding, Page, Rule, of_book, of_page, of_text
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import load_chapter, page_files
-
-WITH_RULES = (
-    anatomy,
-    code_rules,
-    entries,
-    form,
-    names,
-    outputs,
-    prose_rules,
-    repository,
-    rows,
-    tables,
-)
 
 
 def committed(book: Book) -> list[Path]:

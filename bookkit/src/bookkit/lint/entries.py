@@ -8,9 +8,8 @@ import re
 from bookkit.lint.form import tree_of
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rules import REFERENCE, Page, Said, rule
-from bookkit.model.addresses import addresses, meaning_of_url
-from bookkit.model.book import Book
-from bookkit.model.entries import Section, sections
+from bookkit.model.addresses import addresses
+from bookkit.model.entries import Section, lessons, sections
 
 THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull|discussions)/\d+")
 
@@ -27,7 +26,7 @@ def message_entries(page: Page) -> Said:
             yield entry.line, "its first cell gives the entry its address: tag it id-SLUG"
         if not any(cell.is_proof for cell in entry.code):
             yield entry.line, "no strip: a proof that this is raised, and that the fix is right"
-        if not any(teaches(url, page.book) for url in addresses(entry.text)):
+        if not lessons(page.book, entry):
             yield entry.line, "no link to what teaches it: name a chapter, with its address"
         if not any(THREAD.match(url) for url in addresses(entry.text)):
             yield entry.line, "no link to a public thread where it was met: name one"
@@ -36,17 +35,6 @@ def message_entries(page: Page) -> Said:
             if "".join(fragment.split()) not in evidence:
                 how = "quote the message, with … for what varies, or assert it in the strip"
                 yield entry.line, f"{fragment!r} stands in no output and no strip: {how}"
-
-
-def teaches(url: str, book: Book) -> bool:
-    """Does it lead to a page of the book with lessons?"""
-    target = meaning_of_url(url, book)
-    return bool(
-        target
-        and target.kind == "page"
-        and target.name in book.pages
-        and book.kind(target.name) != REFERENCE
-    )
 
 
 def seen_in(page: Page, entry: Section) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, load_chapter
 
@@ -140,23 +141,20 @@ MET = "<summary>Messages and silent failures of this page, explained</summary>"
 MET_HERE = re.compile(rf"(?ms)^{re.escape(MET)}\n.*?^</details>\n")
 
 
-def teacher(book: Book, entry: Section) -> str | None:
-    """The page that an entry sends its reader to: the last page of lessons that it links to."""
-    linked = [
-        page
-        for page in re.findall(r"\]\([^)\s]*/(book/[\w-]+)\.html[^)\s]*\)", entry.text)
-        if page in book.pages and book.kind(page) != "reference"
-    ]
-    return linked[-1] if linked else None
+def lessons(book: Book, entry: Section) -> list[str]:
+    """The pages with lessons that an entry links to, in order."""
+    targets = (meaning_of_url(url, book) for url in addresses(entry.text))
+    pages = (target.name for target in targets if target and target.kind == "page")
+    return [page for page in pages if book.kind(page) != "reference"]
 
 
 def taught_by(book: Book, page: str) -> list[str]:
-    """The lines of Markdown that link to each entry which sends its reader to this page."""
+    """The lines of Markdown that link to each entry which sends its reader to this page, its last."""
     return [
         f"- [{entry.heading}]({book.page_url(group)}#{entry.slug})"
-        for group in [*pages_of_messages(book), *({SILENT} & {*book.pages})]
+        for group in [*pages_of_messages(book), *(one for one in book.pages if one == SILENT)]
         for entry in entries_of(book, group)
-        if teacher(book, entry) == page
+        if lessons(book, entry)[-1:] == [page]
     ]
 
 

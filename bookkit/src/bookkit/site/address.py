@@ -27,6 +27,7 @@ import yaml
 
 from bookkit.model.addresses import foreign
 from bookkit.model.book import Book, Problem, find_root
+from bookkit.model.chapter import load_chapter
 from bookkit.model.package import SETUP, build_wheel, has_package, unlike_pin
 from bookkit.words import sync
 
@@ -226,5 +227,6 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     changed = [path for path in new if new[path] != old[path]]
     for path in changed:
         path.write_bytes(new[path].encode("utf-8"))
+    load_chapter.cache_clear()  # pages were read with their old addresses
     sync.main([], root)
     print(f"{len(changed)} files changed. `git diff` shows them; `make site` and commit come next.")

@@ -67,11 +67,9 @@ def with_devices(source: str, devices: int) -> str:
     return source.replace('"8 cpu devices"', f'"{devices} cpu devices"')
 
 
-def job(
-    book: Book, page: str, devices: int, programs: Iterable[Program], folder: Path
-) -> dict[str, Any]:
-    """The cells of a page, and after those that programs follow, one that notes the program."""
-    programs = list(programs)
+def job(book: Book, programs: Sequence[Program], folder: Path) -> dict[str, Any]:
+    """The cells of the programs' page, and after those that one follows, a cell that notes it."""
+    page, devices = programs[0].page, programs[0].devices
     cells = max((cells_before(book, program) for program in programs), key=len)
     made = as_jobs(cells, id=page, timeout=1500, fresh=devices != 8)
     for entry in made["cells"]:
@@ -100,19 +98,12 @@ def noted(
         os.environ.pop(LIBTPU, None)
     else:
         os.environ[LIBTPU] = str(libtpu.resolve())
-    pages = dict.fromkeys((program.page, program.devices) for program in programs)
+    together: dict[tuple[str, int], list[Program]] = {}  # in one process
+    for program in programs:
+        together.setdefault((program.page, program.devices), []).append(program)
     found, problems = {}, []
     with tempfile.TemporaryDirectory() as name:
-        jobs = [
-            job(
-                book,
-                page,
-                devices,
-                [one for one in programs if (one.page, one.devices) == (page, devices)],
-                Path(name),
-            )
-            for page, devices in pages
-        ]
+        jobs = [job(book, some, Path(name)) for some in together.values()]
         for outcome in run_jobs(jobs, parallel=workers):
             print(f"{outcome['id']}: {outcome['seconds']:.0f} s", flush=True)
             if outcome["error"]:
