@@ -1,4 +1,4 @@
-# @title assert_placed: does each weight lie where its names say? (chapter 6)
+# @title assert_placed: does each weight lie where its names say?
 def assert_placed(model, mesh):
     """Every weight lies where its names and the table of now say."""
     state = nnx.state(model, nnx.Param)

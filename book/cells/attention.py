@@ -1,4 +1,4 @@
-# @title Attention, with names (explained in chapter 6)
+# @title Attention, with names
 class Attention(nnx.Module):
     def __init__(self, config, rules, rngs):
         D, H, C = config.D, config.H, config.C

@@ -1,4 +1,4 @@
-# @title AxisRules: a table that refuses (explained in chapter 6)
+# @title AxisRules: a table that refuses
 class AxisRules:
     """A table whose fields are the names; called with names, it returns the spec."""
     def __call__(self, *names):

@@ -1,4 +1,4 @@
-# @title Helper: shard an activation by the table (explained in chapter 6)
+# @title constrain: shard an activation by the table
 def constrain(x, rules, *names):
     """Shard an activation by the table: a name, or None, for each dimension."""
     if len(names) != x.ndim:

@@ -1,4 +1,4 @@
-# @title Rules: six names, a row for each (explained in chapter 6)
+# @title Rules: six names, a row for each
 from dataclasses import dataclass, replace
 
 Axis = str | tuple[str, ...] | None  # a tuple: several mesh axes together
