@@ -1,6 +1,6 @@
 """Figure: the gradient that crosses between two servers in HSDP, with the cast late or early.
 
-The matrix is that of chapter 10's HSDP section, whose strip checks both numbers of bytes in the
+The matrix is that of the HSDP section of FSDP in depth, whose strip checks both numbers of bytes in the
 compiled program. Bars are what a device adds up with its partner in the other server.
 """
 

@@ -130,7 +130,7 @@ LABELS = {
                  "all-reduce over data", "all-reduce over model", "MB sent by each device", "step",
                  "loss", "loss of one batch", "loss on one device", "optimizer forgotten",
                  "everything returned", "largest difference of the other four", "1e0", "1e1"],
-    "06-logical-axes": ["FSDP", "FSDP x tensor", "FSDP, no pins", "data parallel", "one device",
+    "choosing-tables": ["FSDP", "FSDP x tensor", "FSDP, no pins", "data parallel", "one device",
                         "tensor parallel", "all-gather", "all-reduce", "held", "over data",
                         "over model", "temporaries", "all-gather over data",
                         "all-gather over model", "all-reduce over data", "all-reduce over model",

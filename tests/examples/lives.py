@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import os
+import random
 import re
 import signal
 import socket
@@ -41,8 +42,11 @@ def started(folder, *arguments, devices=8, program=(TRAIN,), **settings):
 
 def free_address():
     """Of this machine, where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return f"127.0.0.1:{one.getsockname()[1]}"
+    while True:
+        port = random.randrange(20_000, 32_000)  # what systems give out on their own is larger
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            return f"127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
