@@ -558,14 +558,16 @@ def test_listed_names_are_checked():
         "gone": {"jax.jit": "renamed", "use_mesh": "removed", "jax.pmapped": ""},
         "newest-only": {"jax.none": "new"},
         "flag": {"--xla_no_such_flag=1": "?", "JAX_NO_SUCH": "?"},
+        "quoted": {"it failed": "somebody saw it"},
     }
     found = "\n".join(names.wrong_entries(table, True, {"site"}))
     for piece in ("so it is not gone", "whole dotted name", "say why", "does not import on the newest",
-                  "does not know xla_no_such_flag", "no option of jax.config"):
+                  "does not know xla_no_such_flag", "no option of jax.config", "public thread"):
         assert piece in found, piece
     good = {
         "gone": {"jax.sharding.use_mesh": "removed in 0.9"},
         "shell": {"make site": "builds"},
         "flag": {"--xla_force_host_platform_device_count=8": "XLA", "JAX_NUM_CPU_DEVICES": "env"},
+        "quoted": {"it failed": "owner/a.b-c#12, on GPUs"},
     }
     assert not list(names.wrong_entries(good, True, {"site"})) and list(names.names_in_vain(good, set()))

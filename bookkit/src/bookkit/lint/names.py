@@ -31,7 +31,7 @@ from bookkit.model.chapter import by_name, page_files
 from bookkit.model.entries import quoted
 from bookkit.model.verbs import VERBS
 
-NAME_KINDS = ("gone", "flag", "shell", "hlo", "newest-only", "torch")
+NAME_KINDS = ("gone", "flag", "shell", "hlo", "newest-only", "torch", "quoted")
 ALIASES = {
     "jnp": "jax.numpy",
     "np": "numpy",
@@ -305,6 +305,8 @@ def wrong_entries(table: Table, on_newest: bool, targets: set[str]) -> Iterator[
                 yield f"{where}: it does not import on the newest stack"
             elif kind == "flag" and (problem := unknown_flag(name)):
                 yield f"{where}: {problem}"
+            elif kind == "quoted" and not re.search(r"[\w.-]+/[\w.-]+#\d+", why):
+                yield f"{where}: name the public thread that shows it, as owner/repository#1"
             elif kind == "shell" and (found := re.match(r"make ([\w-]+)", name)):
                 if found[1] not in targets:
                     yield f"{where}: the Makefile has no target {found[1]}"
