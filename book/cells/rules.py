@@ -11,4 +11,4 @@ class Rules(AxisRules):
     hidden: Axis = None  # F, inside an MLP
     heads: Axis = None  # H, of attention
     head_size: Axis = None  # C, features of one head
-    vocab: Axis = None  # V, logits
+    vocab: Axis = None  # V, possible answers: here digits, padded to 16
