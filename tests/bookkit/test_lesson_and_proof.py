@@ -12,13 +12,16 @@ import pytest
 from bs4 import BeautifulSoup
 
 from bookkit.model.book import Book, Problem
+from bookkit.run.execute import found_in_cache
 from bookkit.site import build
 from bookkit.site.anchors import addresses_of_site
+from bookkit.sphinx_ext import predictions
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
 from toy import FRONT, ROOT, code, site_without_redirects
 
+BOOK = Book()
 PSEUDO = "ja"  # Sphinx's own words are Japanese; the book's are English in brackets
 LINE = """print("predicted 4 · measured 4 bytes")
 print("rows:   predicted 4 · measured 6")
@@ -230,7 +233,8 @@ def test_printed_predictions_get_a_tick_or_a_cross(toy):
         ("467,720", "467,720 bytes", True), ("8.000", "8.000", True), ("4", "4 bytes per device", True),
         ("467,720", "467,721 bytes", False), ("4", "46 bytes", False), ("4 MB", "4 GB", False),
         ("4", "4 or 5", False), ("4", "4.0", False), ("refused", "refused", True),
-        ("refused", "refused by JAX", False), ("4 bytes", "4", False),
+        ("refused", "refused by JAX", False), ("4 bytes", "4", False), ("2.1 GB", "2.1 GB kept", True),
+        ("2.1 GB", "2.1 GBs", False), ("refused", "TypeError", True), ("2.1 GB", "2.1 MB kept", False),
     ],
 )  # fmt: skip
 def test_what_counts_as_equal(predicted, measured, same):
@@ -413,3 +417,18 @@ def test_an_address_of_a_strip_unfolds_it(book):
     page = in_chromium(book, "book/03-toy.html#checked-four")
     assert page.select_one("#checked-four").has_attr("open")
     assert not page.select_one("#checked-row").has_attr("open")
+
+
+def test_no_prediction_of_the_book_gets_a_cross():
+    """A reader takes a cross for a mistake. What a page printed is stored when it is executed."""
+    printed = [
+        (page, predictions.LINE.fullmatch(line), line)
+        for page in BOOK.chapters
+        for cell in found_in_cache(BOOK, page).cells
+        for output in cell.get("outputs", ())
+        if output.output_type == "stream"
+        for line in output.text.splitlines()
+    ]
+    found = [(page, match, line) for page, match, line in printed if match]
+    assert len(found) > 30
+    assert not [(page, line) for page, match, line in found if not equal(match[2], match[4])]
