@@ -95,7 +95,7 @@ def test_nothing_is_left_after_an_interruption(helper):
         numbers = started(process.stdout.readline().strip(), 2)
         assert len(alive(numbers)) == 4
         process.send_signal(signal.SIGINT)  # what the stop button of a notebook sends
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)  # it waits for those it has killed
         assert errors.rstrip().endswith("KeyboardInterrupt") and gone(numbers), alive(numbers)
     finally:
         process.kill()
