@@ -29,7 +29,7 @@ WHILE_SAVING = KILLS - 2 * (KILLS // 5)  # of these, aimed at a save
 SEED = 5
 
 COMPARE = """
-one, two = (ocp.load(path, target) for path in sys.argv[1:])
+one, two = (ocp.load(path, layer_target) for path in sys.argv[1:])
 print(same(one, two))
 """
 # Restarts that people write: the newest directory, whatever its name; new moments; a new key.
@@ -38,17 +38,17 @@ WRONG = {
 def start(saver):
     number = lambda path: int(path.name.split(".")[0])
     newest = max(saver.directory.iterdir(), key=number)
-    return number(newest), nnx.merge(graphdef, ocp.load(newest, target))
+    return number(newest), nnx.merge(layer_graphdef, ocp.load(newest, layer_target))
 """,
     "fresh optimizer": """
 def start(saver):
-    model, _, rngs = nnx.merge(graphdef, saver.load(abstract_state=target))
-    return saver.latest.step, (model, jax.jit(make)()[1], rngs)
+    model, _, rngs = nnx.merge(layer_graphdef, saver.load(abstract_state=layer_target))
+    return saver.latest.step, (model, jax.jit(new_layer)()[1], rngs)
 """,
     "fresh key": """
 def start(saver):
-    model, optimizer, _ = nnx.merge(graphdef, saver.load(abstract_state=target))
-    return saver.latest.step, (model, optimizer, jax.jit(make)()[2])
+    model, optimizer, _ = nnx.merge(layer_graphdef, saver.load(abstract_state=layer_target))
+    return saver.latest.step, (model, optimizer, jax.jit(new_layer)()[2])
 """,
 }
 
@@ -66,10 +66,10 @@ def functions(source):
 
 
 def parts():
-    """The parts of the chapter's program: {name: source}, two strings and two functions."""
+    """The parts of the chapter's program: {name: source}, two strings and three functions."""
     strings = {node.targets[0].id: node.value.value for node in ast.parse(cell("program")).body
                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)}
-    return strings | functions(cell("loop"))
+    return strings | functions(cell("policies")) | functions(cell("loop"))
 
 
 def program(path, start=None):
@@ -77,10 +77,10 @@ def program(path, start=None):
     if start:
         taught["start"] = start
         # the wrong restart finds what the kill left
-        taught["survive"] = taught["survive"].replace("cleanup_tmp_directories=True",
-                                                      "cleanup_tmp_directories=False")
-        assert taught["survive"] != parts()["survive"]
-    names = "imports_and_model", "start", "survive", "call"
+        taught["open_series"] = taught["open_series"].replace("cleanup_tmp_directories=True",
+                                                              "cleanup_tmp_directories=False")
+        assert taught["open_series"] != parts()["open_series"]
+    names = "imports_and_layer", "open_series", "start", "survive", "call"
     path.write_text("\n\n".join(taught[name] for name in names)
                     + "    print('done', flush=True)\n")
     return path
@@ -180,7 +180,7 @@ def runs(tmp_path_factory):
 def equal(root, one, two):
     taught = functions(cell("bits"))
     script = root / "compare.py"
-    script.write_text("\n\n".join([parts()["imports_and_model"], "import numpy as np",
+    script.write_text("\n\n".join([parts()["imports_and_layer"], "import numpy as np",
                                    taught["bits"], taught["same"], COMPARE]))
     result = subprocess.run(**command(script, one / str(LAST), two / str(LAST)), check=False)
     assert result.returncode == 0, result.stderr
