@@ -2,14 +2,16 @@
 import html
 import json
 import re
+import shutil
 
 import pytest
 
 from bookkit.lint.outputs import outputs
 from bookkit.lint.repository import syntax_tree as tree
 from bookkit.lint.rules import CHAPTER, Page
-from bookkit.model.book import Book
+from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import CHECKED, load_chapter, parse, shared_cells
+from bookkit.sphinx_ext.figures import in_language
 from bookkit.words import catalogues
 from bookkit.words.catalogues import has_words
 from bookkit.words.comments import comments, with_comments
@@ -21,12 +23,14 @@ from bookkit.words.drawn import (
     as_executed,
     data,
     drawn_messages,
+    labels,
     of_meshscope,
     signatures,
 )
-from bookkit.words.messages import code_messages
+from bookkit.words.messages import code_messages, found_by_matching
 from bookkit.words.untranslated import waiting
 from meshscope._messages import MESSAGES as OF_MESHSCOPE
+from toy import ROOT
 
 BOOK = Book()
 NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
@@ -119,29 +123,16 @@ def test_a_shared_comment_is_one_message():
 
 
 # Drawn text that stays: it is made of the program's own names, which the code beside it also uses.
+STRATEGIES = ["FSDP", "FSDP x tensor", "FSDP, remat", "FSDP, remat, bfloat16", "ZeRO-1", "data parallel",
+              "one device", "tensor parallel"]  # keys of the pages' tables
 LABELS = {
-    "01-mesh": ["batch x", "weight w"],
     "02-variables": ["w_DF", "w_FD"],
-    "05-checkpoint": ["life 1", "life 2", "life 3", "life 4", "life 5", "step"],
-    "04-train": ["FSDP", "FSDP x tensor", "data parallel", "one device", "tensor parallel", "all-gather",
-                 "all-reduce", "over data", "over model", "activations", "weights", "gradients",
-                 "optimizer", "saved", "rest", "counted", "derived", "compiled", "ZeRO-1", "moments",
-                 "activations and scratch", "all-gather over data", "all-gather over model",
-                 "all-reduce over data", "all-reduce over model", "MB sent by each device", "step",
-                 "loss", "loss of one batch", "loss on one device", "optimizer forgotten",
-                 "everything returned", "largest difference of the other four", "1e0", "1e1"],
-    "memory": ["FSDP", "FSDP x tensor", "data parallel", "tensor parallel", "ZeRO-1", "weights",
-               "gradients", "moments", "activations and scratch", "FSDP, remat",
-               "FSDP, remat, bfloat16"],
-    "choosing-tables": ["FSDP", "FSDP x tensor", "FSDP, no pins", "data parallel", "one device",
-                        "tensor parallel", "all-gather", "all-reduce", "held", "over data",
-                        "over model", "temporaries", "all-gather over data",
-                        "all-gather over model", "all-reduce over data", "all-reduce over model",
-                        "other", "weights", "optimizer", "images in the batch",
-                        "GB sent by each device"],
+    "04-train": [*STRATEGIES, "1e0", "1e1"],  # and marks of a logarithmic scale
+    "memory": STRATEGIES,
+    "choosing-tables": STRATEGIES,
     "08-distributed-arrays": ["both", "one axis", "other order", "swapped"],
     "11-processes": ["missing", "killed", "coordinator killed", "stuck", "only the first", "late",
-                     "survive", "finished"],  # as the program prints them
+                     "survive"],  # as the program prints them
     "09-fsdp": ["all gather", "all_gather", "all_gather to reduced", "pcast to reduced",
                 "reduced vary cast p",  # the name inside jax 0.10
                 "pcast to unreduced", "pcast to varying", "preduced", "psum", "psum_scatter",
@@ -168,6 +159,25 @@ def messages_of(said):
             yield from messages_of(value)
 
 
+def named(said):
+    """The names and titles in what a tag says."""
+    if isinstance(said, str):
+        yield said
+    else:
+        for value in said[1].values():
+            yield from named(value)
+
+
+def executed(name):
+    """Every text that a page's executed outputs draw, and what its tag says of it."""
+    page = Page(load_chapter(BOOK.source(f"book/{name}")), CHAPTER, BOOK)
+    assert page.executed, f"run `bookkit execute book/{name}`"
+    for _, output in outputs(page):
+        for mime, markup in output.get("data", {}).items():
+            if mime in ("text/html", "image/svg+xml"):
+                yield from drawn(markup)
+
+
 def only_names(text):
     """An array, a spec or a division: float32[8,16] P('data'), 16 ÷ model(4) = 4, kB."""
     text = re.sub(r"\w+\[[\d,]*\]|P\(.*\)|\w+\(\d+\)|\b(kB|MB|GB|dtype|Mesh|Auto|Explicit|spec)\b",
@@ -178,20 +188,78 @@ def only_names(text):
 # A page that waits for its translation gets its templates with it.
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITING])
 def test_every_drawn_sentence_is_reached_by_a_template(name):
-    translator = Translator(texts(name), {})
+    translator = Translator(found_by_matching(MESSAGES, name), {})
     missed = set()
-    page = Page(load_chapter(BOOK.source(f"book/{name}")), CHAPTER, BOOK)
-    assert page.executed, f"run `bookkit execute book/{name}`"
-    for _, output in outputs(page):
-        for mime, markup in output.get("data", {}).items():
-            for text, said in drawn(markup) if mime in ("text/html", "image/svg+xml") else ():
-                if said:  # by meshscope, in these very words
-                    assert as_executed(said) == text and {*messages_of(said)} <= {*of_meshscope()}
-                    continue
-                known = text in LABELS.get(name, ()) or ROWS.fullmatch(text) or only_names(text)
-                if not known and translator.find(text.strip()) is None:
-                    missed.add(text)
-    assert not missed, f"{name}: no message in the chapter's code for {missed}"
+    for text, said in executed(name):
+        if said:  # by meshscope, in these very words
+            assert as_executed(said) == text and {*messages_of(said)} <= {*of_meshscope()}
+            continue
+        known = text in LABELS.get(name, ()) or ROWS.fullmatch(text) or only_names(text)
+        if not known and translator.find(text.strip()) is None:
+            missed.add(text)
+    assert not missed, f"{name}: no message in the chapter's code or in book/drawn.toml for {missed}"
+
+
+@pytest.mark.parametrize("name", labels(BOOK))
+def test_every_label_of_drawn_toml_is_drawn(name):
+    used, translator = set(), Translator(found_by_matching(MESSAGES, name), {})
+
+    def use(text):
+        if found := translator.find(text):
+            used.add(found[0])
+            for part in found[1].values():
+                use(part)
+
+    for text, said in executed(name):
+        for part in named(said) if said else [text]:
+            use(part)
+    assert used >= {*labels(BOOK)[name]}
+
+
+def test_a_label_for_a_page_that_is_not_there_is_refused(tmp_path):
+    shutil.copytree(ROOT / "book", tmp_path / "book")
+    for name in ("_config.yml", "_toc.yml"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    (tmp_path / "book" / "drawn.toml").write_text('04-trane = ["loss"]\n', "utf-8")
+    with pytest.raises(Problem, match="no page with code is called 04-trane"):
+        labels(Book(tmp_path))
+
+
+# What charts write in Chinese, by page: text as it was executed, and as it is shown.
+SHOWN = {
+    "04-train": {"loss": "損失", "pinned: weights move": "有約束：權重移動",
+                 "all-gather over data": "沿 data 的 all-gather", "tensor parallel": "tensor parallel"},
+    "05-checkpoint": {
+        "life 2": "第 2 條命",
+        "life 1: from step 0, killed at 4, complete [2]; life 2: from step 2, killed at None, complete [4, 6]":
+            "第 1 條命：從第 0 步開始，終止於第 4 步，完成 [2]；第 2 條命：從第 2 步開始，沒有強制終止，完成 [4, 6]",
+    },
+    "11-processes": {"-9, killed": "-9，強制終止", "killed": "killed"},
+    "memory": {"activations and scratch": "活化值與暫存記憶體", "FSDP, remat": "FSDP, remat"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_labels_of_charts_are_shown_in_chinese(name):
+    known = catalogues.for_code(BOOK, BOOK.language("zh_TW"), f"book/{name}")
+    translator = Translator(found_by_matching(MESSAGES, name), known)
+    for text, chinese in SHOWN[name].items():
+        old = f'<svg role="img"><text x="0">{text}</text></svg>'
+        assert translator.output(old) == old.replace(text, chinese)
+
+
+def test_a_figure_that_meshscope_drew_is_shown_in_chinese():
+    svg = (ROOT / "book" / "figures" / "drawing_explained.svg").read_text("utf-8")
+    english, chinese = BOOK.languages[0], BOOK.language("zh_TW")
+    assert in_language(BOOK, english, "book/notation", svg) == svg
+    shown = [text for text, _ in drawn(in_language(BOOK, chinese, "book/notation", svg))]
+    assert {"沿 data(2) 各有副本", "每個裝置：8×4"} < {*shown}
+
+
+def test_a_spec_that_a_drawing_shows_keeps_its_comma():
+    known = catalogues.for_code(BOOK, BOOK.language("zh_TW"), "book/04-train")
+    svg = "<svg><text>float32[8,16] P('data', 'model')</text></svg>"
+    assert Translator(found_by_matching(MESSAGES, "04-train"), known).output(svg) == svg
 
 
 def test_messages_of_meshscope_are_read_from_its_list():

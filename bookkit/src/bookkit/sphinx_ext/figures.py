@@ -23,8 +23,10 @@ from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
 from bookkit.model.addresses import meaning_of_url
-from bookkit.model.book import Book
+from bookkit.model.book import Book, Language
 from bookkit.sphinx_ext.strips import is_translation
+from bookkit.words import catalogues
+from bookkit.words.drawn import Translator
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +140,7 @@ def draw(app: Sphinx, doctree: nodes.document) -> None:
     if app.builder.format != "html":
         return
     book, seen = Book(app.srcdir), count(1)
+    language = book.language(app.config.language)
     for image in list(doctree.findall(nodes.image)):
         name = figure_name(image, book)
         if name is None:
@@ -149,7 +152,8 @@ def draw(app: Sphinx, doctree: nodes.document) -> None:
                 "there is no book/%s%s.svg: `make figures` draws it", FIGURES, name, location=image
             )
             continue
-        svg = inlined(path.read_text("utf-8"), image.get("alt", ""), f"d{next(seen)}-")
+        svg = in_language(book, language, app.env.docname, path.read_text("utf-8"))
+        svg = inlined(svg, image.get("alt", ""), f"d{next(seen)}-")
         image.parent.replace(image, nodes.raw("", svg, format="html"))
 
 
@@ -158,6 +162,13 @@ def unwrap(caption: Caption) -> None:
     for child in without_blanks(caption)[:1]:
         if isinstance(child, nodes.emphasis):
             child.replace_self(child.children)
+
+
+def in_language(book: Book, language: Language, page: str, svg: str) -> str:
+    """A figure's sentences that carry their messages, as meshscope's do; its other words stay."""
+    if language == book.languages[0]:
+        return svg
+    return Translator([], catalogues.for_code(book, language, page)).output(svg)
 
 
 def inlined(svg: str, alt: str, prefix: str) -> str:

@@ -18,8 +18,8 @@ from bookkit.model.book import Book, Language
 from bookkit.words import catalogues, untranslated
 from bookkit.words.catalogues import State
 from bookkit.words.comments import with_comments
-from bookkit.words.drawn import Translator
-from bookkit.words.messages import code_messages, messages_of_page
+from bookkit.words.drawn import Translator, labels_path
+from bookkit.words.messages import code_messages, found_by_matching, messages_of_page
 from bookkit.words.notebooks import with_summaries
 from bookkit.words.notes import Notes
 
@@ -37,6 +37,7 @@ def translate_page(app: Sphinx, doctree: nodes.document) -> None:
         return
     folder = catalogues.catalogue_folder(book, language)
     for path in [
+        labels_path(book),
         folder / "sphinx.po",
         folder / f"{page}.po",
         *catalogues.paths_of_code(folder, page),
@@ -67,9 +68,7 @@ def messages_of_build(app: Sphinx) -> dict[str, list[catalogues.Message]]:
 
 
 def translator(app: Sphinx, page: str) -> Translator:
-    book, messages = Book(app.srcdir), messages_of_build(app)
-    names = catalogues.names_for_code(page)
-    texts = [message.text for name in names for message in messages.get(name, [])]
+    book, texts = Book(app.srcdir), found_by_matching(messages_of_build(app), page)
     return Translator(texts, catalogues.for_code(book, book.language(app.config.language), page))
 
 

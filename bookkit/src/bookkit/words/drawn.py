@@ -11,6 +11,8 @@ In a chapter's code a drawing says
 - what is given for a parameter called `says`, `say` or `title`, or assigned to `says`;
 - what stands between `<text …>` and `</text>` in a string, and so for `<title>`, and for a table's
   `<caption>`, `<th>` and `<b>`.
+
+Labels that reach a chart as data, such as the keys of a table, stand in book/drawn.toml.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import importlib.util
 import json
 import re
 import runpy
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bookkit.model.book import Problem
+from bookkit.model.book import Book, Problem
 from bookkit.words.catalogues import has_words
 
 SAID = {"says", "say", "title"}  # parameters and variables
@@ -48,6 +51,19 @@ def messages_of_meshscope() -> dict[str, Any]:
 def of_meshscope() -> tuple[str, ...]:
     """All messages of meshscope, from its list."""
     return tuple(messages_of_meshscope()["MESSAGES"])
+
+
+def labels_path(book: Book) -> Path:
+    return book.root / "book" / "drawn.toml"
+
+
+def labels(book: Book) -> dict[str, list[str]]:
+    """What charts write that reaches them as data, by page."""
+    path = labels_path(book)
+    found = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
+    if unknown := found.keys() - {page.rsplit("/", 1)[-1] for page in book.chapters}:
+        raise Problem(f"book/drawn.toml: no page with code is called {', '.join(sorted(unknown))}")
+    return found
 
 
 # Finding messages in code.

@@ -1,6 +1,7 @@
 """The messages of the book that Sphinx does not find, each found without running anything.
 
-In code: comments, and what drawings say. In text: what proofs claim, and the summaries of folds.
+In code: comments, and what drawings say, with the labels of book/drawn.toml. In text: what proofs
+claim, and the summaries of folds.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bookkit.model.book import Book
 from bookkit.model.chapter import CHECKED, parse, shared_cells
-from bookkit.words.catalogues import Message, code_name
+from bookkit.words.catalogues import Message, code_name, names_for_code
 from bookkit.words.comments import FORM, Comment, comments
-from bookkit.words.drawn import PLACE, drawn_messages, of_meshscope, signatures
+from bookkit.words.drawn import PLACE, drawn_messages, labels, of_meshscope, signatures
 from bookkit.words.notebooks import summaries
 
 ABOUT_COMMENT = "Comment beside this code: "
@@ -64,12 +65,13 @@ def code_messages(book: Book) -> dict[str, list[Message]]:
     What stands in book/cells/ or in more than one chapter is shared.
     """
     shared = list(shared_cells(book).values())
-    known = signatures(shared)
+    known, charts = signatures(shared), labels(book)
     own: dict[str, list[Message]] = {}
     for page in book.chapters:
         cells = cells_of(book, page)
         made = messages_in(cells, known | signatures(cells))
-        own[code_name(page)] = once(made)
+        said = map(drawn, charts.get(page.rsplit("/", 1)[-1], []))
+        own[code_name(page)] = once([*made, *said])
     counted = Counter(message.text for messages in own.values() for message in messages)
     often = [m for messages in own.values() for m in messages if counted[m.text] > 1]
     found = {
@@ -80,6 +82,12 @@ def code_messages(book: Book) -> dict[str, list[Message]]:
     for name, messages in own.items():
         found[name] = [message for message in messages if message.text not in elsewhere]
     return found
+
+
+def found_by_matching(messages: Mapping[str, Sequence[Message]], page: str) -> list[str]:
+    """What is sought in a page's drawings. What meshscope draws carries its messages as data."""
+    names = (name for name in names_for_code(page) if name != "drawings")
+    return [message.text for name in names for message in messages.get(name, ())]
 
 
 def once(messages: Iterable[Message]) -> list[Message]:

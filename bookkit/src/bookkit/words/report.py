@@ -39,6 +39,7 @@ from bookkit.words.checks import (
     unlike_english,
     without_english,
 )
+from bookkit.words.drawn import labels_path
 from bookkit.words.messages import Lines
 
 BROKEN = 2  # exit status
@@ -140,8 +141,10 @@ def place_of_message(book: Book, name: str, text: str) -> str:
         files = [book.root / "bookkit" / "src" / "bookkit" / "words" / "drawn.py"]
     elif name == "code/shared":
         files = sorted((book.root / "book" / "cells").glob("*.py"))
-        files += [book.source(page) for page in book.chapters]
-    elif not name.startswith("code/"):
+        files += [book.source(page) for page in book.chapters] + [labels_path(book)]
+    elif name.startswith("code/"):
+        files.append(labels_path(book))
+    else:
         files += [book.root / "_toc.yml", *sorted((book.root / "src" / "meshscope").glob("*.py"))]
     for path in files:
         if path.exists() and (line := Lines(path.read_text("utf-8")).of(text)):
