@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+from docutils import nodes
 
 from bookkit.model.book import Book, Problem
 from bookkit.run.execute import found_in_cache
@@ -17,6 +18,7 @@ from bookkit.site import build
 from bookkit.site.anchors import addresses_of_site
 from bookkit.sphinx_ext import predictions
 from bookkit.sphinx_ext.figures import anchor_words, inlined
+from bookkit.sphinx_ext.mathml import mathml
 from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
 from toy import FRONT, ROOT, code, site_without_redirects
@@ -288,6 +290,14 @@ def test_formulas_are_mathml_and_pages_load_no_script_for_them(toy):
     assert page.select_one("table math") and formula.select_one("munderover")
     assert ("⟦" in formula.text) == ("⟦" in said)
     assert not page.select("[src*=mathjax]") and "\\(" not in page.text
+
+
+@pytest.mark.parametrize(
+    "tex, index",
+    [("x[B_{data}]", "<mtext>data</mtext>"), ("w_{DF}", "<mi>D</mi><mi>F</mi>")],
+)
+def test_a_word_as_an_index_is_one_word_and_letters_are_variables(tex, index):
+    assert index in mathml(nodes.math("", tex), block=False)
 
 
 def test_drawings_are_served_for_notebooks(book):

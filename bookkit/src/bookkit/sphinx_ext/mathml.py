@@ -18,6 +18,7 @@ from bookkit.sphinx_ext.languages import translated
 
 logger = logging.getLogger(__name__)
 
+WORD = re.compile(r"_\{([a-z]{2,})\}")  # an index that is a word, not a product of variables
 ENVIRONMENT = re.compile(r"\\begin\{(equation|displaymath|math)(\*?)\}(.*)\\end\{\1\2\}", re.S)
 
 
@@ -43,7 +44,9 @@ def mathml(node: nodes.Element, block: bool) -> str:
     if environment := ENVIRONMENT.fullmatch(tex):
         tex = environment[3].strip()
     try:
-        return converter().convert_with_local_state(tex, displaystyle=block)
+        return converter().convert_with_local_state(
+            WORD.sub(r"_\\text{\1}", tex), displaystyle=block
+        )
     except LatexError as error:
         logger.warning("this formula cannot be shown: %s (%s)", tex, error, location=node)
         return f"<code>{html.escape(tex)}</code>"
