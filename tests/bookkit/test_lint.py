@@ -124,6 +124,7 @@ PAGES = [
     ("one-meaning", "# A", [code("with a as f:\n    x"), code("class f:\n    x = 1")], "becomes a class"),
     ("one-meaning", "# A", [code("def f(x):\n    x"), code("def f(y):\n    y")], "becomes another function"),
     ("folded-cells", folded("# @title Helper\nx"), code("x", "hide-cell"), "cellView: form"),
+    ("folded-cells", code("# @title A\nx", "hide-input", cellView="form"), code("# @title A\nx", "hide-input"), "cellView: form"),
     ("folded-cells", "# A", code("# @title A\nx", cellView="form"), "the tag hide-cell"),
     ("folded-cells", "# A", folded("x"), "without a title"),
     ("names-of-cells", [code("x", "id-a"), code("x", "id-b")], [code("x", "id-a"), code("x", "id-a")], "id-a names the cell"),

@@ -12,7 +12,8 @@ COLUMNS = 88
 # stored-rows: what the compiler for TPU made of a page's programs, written by sync.
 # lesson: a cell that asserts because that is what it teaches. from-NAME: a passage of examples/.
 KNOWN_TAGS = re.compile(
-    r"setup|hide-cell|raises-exception|timing|mesh|fixed-mesh|predicted|rerun|proof|stored|stored-rows|lesson"
+    r"setup|hide-cell|hide-input|raises-exception|timing|mesh|fixed-mesh|predicted|rerun"
+    r"|proof|stored|stored-rows|lesson"
     r"|(?:shared|exercise|check|solution)-[a-zA-Z_]\w*|(?:id|from)-[a-z0-9]+(?:-[a-z0-9]+)*"
 )
 

@@ -25,6 +25,7 @@ RULE_LINES = 8  # of a show cell, as a rule: the median of a page with at least 
 PLAIN_LINES = 12  # of one that defines no function and no class
 COPIED_LINES = 20  # of a function or a class to copy
 VISIBLE_LINES = 250  # of a chapter
+FOLDED = {"hide-cell", "hide-input"}  # with its output; its code alone
 PHONE = 60  # columns of a line that a phone shows whole
 
 
@@ -34,7 +35,7 @@ def show_cells(page: Page) -> list[Cell]:
     return [
         cell
         for cell in page.chapter.shown
-        if "hide-cell" not in cell.tags and not any(tag.startswith(special) for tag in cell.tags)
+        if not FOLDED & set(cell.tags) and not any(tag.startswith(special) for tag in cell.tags)
     ]
 
 
@@ -225,11 +226,14 @@ def one_meaning(page: Page) -> Said:
 
 @rule(CHAPTER, PAGE)
 def folded_cells(page: Page) -> Said:
-    """A folded cell has a title, `# @title …`, and is folded everywhere: hide-cell and cellView."""
+    """A folded cell has a title, `# @title …`, and is folded everywhere: by its tag (hide-cell, or
+    hide-input where what it draws stays in view) and by cellView."""
     for cell in page.chapter.code:
-        folded, form = "hide-cell" in cell.tags, cell.metadata.get("cellView") == "form"
+        folded, form = bool(FOLDED & set(cell.tags)), cell.metadata.get("cellView") == "form"
         if folded != form:
-            missing = "`:cellView: form`, so that Colab folds it" if folded else "the tag hide-cell"
+            missing = "`:cellView: form`, so that Colab folds it"
+            if not folded:
+                missing = "the tag hide-cell (or hide-input)"
             yield cell.line, f"folded here and not there: it needs {missing}"
         elif folded and not cell.title:
             what = "a folded cell without a title: its first line is `# @title What it holds`"
