@@ -6,7 +6,7 @@ Grey is a copy, blue a piece, as in all figures of chapter 9.
 
 import math
 
-from kit import DATA, INK, figure, kept, line, rect, say, strong, text, write
+from kit import DATA, INK, figure, kept, line, lines, rect, say, strong, text, write
 
 L, D, F, PIXELS, V = 32, 4096, 16384, 64, 16
 SHAPES = [(PIXELS, D), (L, D), (L, D, F), (L, F), (L, F, D), (L, D), (D, V)]
@@ -45,8 +45,8 @@ def draw():
     parts += bars(top, 1, INK, (0.6, 0.42, 0.26))
 
     limit = LEFT + MEMORY * SCALE
-    words = (say("memory"), say("of an"), kept(f"{MEMORY} GB"), kept("GPU"))
-    parts += [text(limit + 6, top + 9 + 15 * n, word, 12) for n, word in enumerate(words)]
+    words = say("memory\nof an\n{size} GB\nGPU", size=MEMORY)
+    parts += lines(limit + 6, top + 9, 15, words, 12)
 
     top += STEP * DEVICES + 46
     size = strong(f"{TOTAL / DEVICES:.1f} GB")

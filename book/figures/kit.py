@@ -29,9 +29,10 @@ WORD = re.compile(r"[^\W\d_]{2}")  # a single letter is a name
 
 
 class Words(str):
-    """Markup of one line; `said` is its plain text, or [message, {place: what is said there}]."""
+    """Markup; `said` is its plain text, or [message, {place: what is said there}]."""
 
     said: "str | list"
+    line: "int | None" = None  # which line of the message it is, of several
 
 
 def kept(markup):
@@ -42,7 +43,10 @@ def kept(markup):
 
 
 def say(message, **values):
-    """Words for translators; a value is a number, or made by `kept`, `strong` or `say`."""
+    """Words for translators; a value is a number, or made by `kept`, `strong` or `say`.
+
+    A message of several lines is drawn by `lines`.
+    """
     given = {place: words_of(value) for place, value in values.items()}
     parts = PLACE.split(message)
     words = Words("".join(given[part] if n % 2 else escape(part) for n, part in enumerate(parts)))
@@ -70,7 +74,7 @@ def data(words):
         compact = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
         quoted = escape(compact, {"'": "&#39;"})  # JSON is full of the other quotes
         told += f" data-values='{quoted}'"
-    return told
+    return told if words.line is None else f'{told} data-line="{words.line}"'
 
 
 def text(x, y, words, size=12, anchor="start", bold=False, opacity=1.0):
@@ -81,6 +85,16 @@ def text(x, y, words, size=12, anchor="start", bold=False, opacity=1.0):
     more += f' opacity="{opacity}"' if opacity < 1 else ""
     more += data(words)
     return f'<text x="{x:g}" y="{y:g}" font-size="{size}"{more}>{words}</text>'
+
+
+def lines(x, y, step, words, *more, **and_more):
+    """One message on as many lines of text as it has, `step` apart."""
+    drawn = []
+    for n, line_of_it in enumerate(words.split("\n")):
+        part = Words(line_of_it)
+        part.said, part.line = words.said, n
+        drawn.append(text(x, y + step * n, part, *more, **and_more))
+    return drawn
 
 
 def strong(words, size=None):

@@ -5,7 +5,7 @@ here; strips of the chapter compare the specs that follow with every weight of t
 """
 
 import jax
-from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, rect, say, text, write
+from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, lines, rect, say, text, write
 from page_cells import run_cells
 
 PAGE = run_cells("06-logical-axes", "imports", "axis-rules", "rules", "tables")
@@ -90,10 +90,10 @@ ROWS = [  # what it is called, its dimensions
     (kept("logits_BV"), "BV"),
 ]
 COLUMNS = {
-    "data parallel": [say("data"), say("parallel")],
-    "FSDP": [kept("FSDP")],
-    "tensor parallel": [say("tensor"), say("parallel")],
-    "FSDP x tensor": [kept("FSDP"), say("× tensor")],
+    "data parallel": say("data\nparallel"),
+    "FSDP": kept("FSDP"),
+    "tensor parallel": say("tensor\nparallel"),
+    "FSDP x tensor": say("FSDP\n× tensor"),
 }
 SIDE, LEFT, WIDE, TOP, HIGH = 17, 98, 66, 42, 23
 
@@ -119,9 +119,8 @@ def named_grid():
     drawn = []
     for number, words in enumerate(COLUMNS.values()):
         x = LEFT + WIDE * number
-        for row, word in enumerate(words):
-            y = (14 if len(words) == 2 else 21) + 14 * row
-            drawn.append(text(x, y, word, 11.5, bold=True))
+        y = 14 if "\n" in words else 21
+        drawn += lines(x, y, 14, words, 11.5, bold=True)
     y = TOP
     for entry in ROWS:
         if entry is None:

@@ -5,7 +5,7 @@
 A piece is a run of neighbours, so both drawings need the position of each number only.
 """
 
-from kit import DATA, INK, MODEL, arrow, figure, frame, kept, rect, say, text, write
+from kit import DATA, INK, MODEL, arrow, figure, frame, kept, lines, rect, say, text, write
 
 HIGH = 20  # of a cell
 
@@ -77,8 +77,8 @@ def microbatches():
         numbers = range(count * row, count * row + count)
         parts += cells(one, top + HIGH * row, numbers, width, piece, DATA, tints)
     parts.append(frame(one - 2, top - 2, width + 1.5, HIGH * each + 2, INK, 1.4))
-    parts.append(text(one - 8, top + 102, say("each has rows"), 11, opacity=0.8))
-    parts.append(text(one - 8, top + 116, say("of both devices"), 11, opacity=0.8))
+    words = say("each has rows\nof both devices")
+    parts += lines(one - 8, top + 102, 14, words, 11, opacity=0.8)
     # microbatches by rows
     parts.append(text(other - 14, 14, kept("reshape(2, 4)"), 12, bold=True))
     parts.append(text(other - 14, 30, say("microbatch"), 11, opacity=0.8))
@@ -88,8 +88,8 @@ def microbatches():
         parts += cells(other, y, numbers, small, piece, DATA, tints)
         parts.append(text(other - 6, y + 13.5, str(row), 11, "end", opacity=0.8))
     parts.append(frame(other - 2, top - 2, small * each + 1.5, HIGH + 2, INK, 1.4, dashed=True))
-    parts.append(text(other - 14, top + 62, say("0 lies on"), 11, opacity=0.8))
-    parts.append(text(other - 14, top + 76, say("device 0 alone"), 11, opacity=0.8))
+    words = say("0 lies on\ndevice 0 alone")
+    parts += lines(other - 14, top + 62, 14, words, 11, opacity=0.8)
     says = (
         "Eight rows, four on each of two devices along data, into two microbatches. Reshaped to "
         "4 by 2, a microbatch is a column, with rows of both devices. Reshaped to 2 by 4, a "

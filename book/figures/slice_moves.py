@@ -4,7 +4,7 @@ Rows lie along `data`, so each half of the mesh, four devices, has four of them.
 rows, also along `data`, so one belongs on each half: row 3 crosses.
 """
 
-from kit import DATA, INK, arrow, figure, frame, kept, rect, say, text, write
+from kit import DATA, INK, arrow, figure, frame, kept, lines, rect, say, text, write
 
 ROWS, HALVES = 8, 2
 KEPT = (2, 3)  # of the slice
@@ -30,9 +30,9 @@ def halves():
     ]
     places = {}
     for half, top in enumerate(tops):
+        words = say("devices {first}\nto {last}", first=4 * half, last=4 * half + 3)
         parts += [
-            text(2, top + half_high / 2 - 4, say("devices {first}", first=4 * half), 11),
-            text(2, top + half_high / 2 + 10, say("to {last}", last=4 * half + 3), 11),
+            *lines(2, top + half_high / 2 - 4, 14, words, 11),
             frame(LEFT - 7, top - 7, RIGHT + WIDE + 14 - LEFT, half_high + 14, INK, 1, 0.4),
         ]
         for index in range(per_half):

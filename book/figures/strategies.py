@@ -1,6 +1,6 @@
 """Figures of the page about strategies: memory in training, what is divided, what is moved."""
 
-from kit import DATA, INK, MODEL, figure, frame, kept, line, rect, say, shape, text, write
+from kit import DATA, INK, MODEL, figure, frame, kept, line, lines, rect, say, shape, text, write
 from page_cells import run_cells
 
 PAGE = run_cells("strategies", "models", "weights", "bytes", "divides", "per-device", "machines")
@@ -67,11 +67,11 @@ def training_memory():
 COLUMNS = ["batch", "weights", "gradients", "optimizer"]
 SIDE, GAP, LEFT, TOP = 42, 23, 72, 34
 HEADINGS = {
-    "data parallel": [say("Data"), say("parallel")],
-    "ZeRO-1": [kept("ZeRO-1")],
-    "FSDP": [kept("FSDP")],
-    "tensor": [say("Tensor"), say("parallel")],
-    "FSDP x tensor": [kept("FSDP"), say("× tensor")],
+    "data parallel": say("Data\nparallel"),
+    "ZeRO-1": kept("ZeRO-1"),
+    "FSDP": kept("FSDP"),
+    "tensor": say("Tensor\nparallel"),
+    "FSDP x tensor": say("FSDP\n× tensor"),
 }
 
 
@@ -116,8 +116,7 @@ def strategy_grid():
         drawn.append(text(x, 16, say(column), 11, "middle", True))
     for row, (name, by) in enumerate(PAGE["strategies"].items()):
         y = TOP + (SIDE + 26) * row
-        for i, word in enumerate(HEADINGS[name]):
-            drawn.append(text(0, y + 18 + 14 * i, word, 12, bold=True))
+        drawn += lines(0, y + 18, 14, HEADINGS[name], 12, bold=True)
         for number, column in enumerate(COLUMNS):
             drawn += tile(LEFT + (SIDE + GAP) * number, y, *pieces(name, column))
         state = PAGE["state_per_device"](MODELS["8B"], by)
@@ -128,7 +127,7 @@ def strategy_grid():
             f"{column} {'all' if share == 1 else f'1/{share}'}"
             for column, share in zip(COLUMNS, shares, strict=True)
         )
-        spoken.append(f"{' '.join(HEADINGS[name])}: {held}, together {total:.1f} GB")
+        spoken.append(f"{HEADINGS[name].replace(chr(10), ' ')}: {held}, together {total:.1f} GB")
     says = (
         "A grid of small squares: rows are strategies on eight devices, columns are what training "
         "stores, and each square shows how it is divided and what device 0 holds. "
