@@ -68,7 +68,7 @@ def data(words):
     if isinstance(words.said, str):
         return ""
     message, values = words.said
-    quoted = escape(message, {'"': "&quot;"})
+    quoted = escape(message, {'"': "&quot;", "\n": "&#10;"})
     told = f' data-message="{quoted}"'
     if values:
         compact = json.dumps(values, ensure_ascii=False, separators=(",", ":"))

@@ -127,7 +127,7 @@ def strategy_grid():
             f"{column} {'all' if share == 1 else f'1/{share}'}"
             for column, share in zip(COLUMNS, shares, strict=True)
         )
-        spoken.append(f"{HEADINGS[name].replace(chr(10), ' ')}: {held}, together {total:.1f} GB")
+        spoken.append(f"{' '.join(HEADINGS[name].splitlines())}: {held}, together {total:.1f} GB")
     says = (
         "A grid of small squares: rows are strategies on eight devices, columns are what training "
         "stores, and each square shows how it is divided and what device 0 holds. "
