@@ -100,6 +100,8 @@ def lines(x, y, step, words, *more, **and_more):
 def strong(words, size=None):
     """The same words in bold; a string is a name, or a number with its unit."""
     words = words if isinstance(words, Words) else kept(escape(words))
+    if not isinstance(words.said, str) and words.said[1]:
+        raise TypeError(f"{words!r} has values: make its text bold, or the values")
     larger = f' font-size="{size}"' if size else ""
     bold = Words(f'<tspan font-weight="600"{larger}>{words}</tspan>')
     bold.said = words.said

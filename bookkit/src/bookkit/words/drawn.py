@@ -294,7 +294,7 @@ class Translator:
             return found[0] if new == old else found[0].replace(found["label"], html.escape(new), 1)
 
         def element(found: re.Match[str]) -> str:
-            line = LINE.search(found[1])
+            line = LINE_OF.search(found[1])
             which = int(line[1]) if line else None
             return found[1] + self.inside(found[3], data(found[1]), which) + found[4]
 
@@ -328,7 +328,7 @@ def filled(message: str, values: Mapping[str, str]) -> str:
 
 
 MARK = re.compile("[\ue000-\uf8ff]")  # in place of a tag
-LINE = re.compile(r'\bdata-line="(\d+)"')
+LINE_OF = re.compile(r'\bdata-line="(\d+)"')
 DATA = re.compile(r"""\bdata-message="([^"]*)"(?: data-values='([^']*)')?""")
 LABEL = re.compile(r'<[^<>]*\baria-label="(?P<label>[^"]*)"[^<>]*>')
 ELEMENT = re.compile(
