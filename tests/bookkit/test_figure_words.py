@@ -123,6 +123,14 @@ def test_an_edited_word_of_a_figure_is_stale_and_its_program_is_named(tmp_path):
     assert report.place_of_message(book, "figures", "Nothing is cast") == "book/figures/one.py:2"
 
 
+def test_a_line_more_than_the_figure_has_is_named(tmp_path):
+    path = tmp_path / "figures.po"
+    for told, findings in (("一張\\n記憶體", []), ("一張", []), ("一\\n張\\n記憶體", ["lines"])):
+        path.write_text(f'msgid ""\nmsgstr "Language: ja\\n"\n\nmsgid "memory\\nof one"\nmsgstr "{told}"\n', "utf-8")
+        found = report.check_catalogue(tmp_path, path, "figures", report.read_house(tmp_path / "none.toml"))
+        assert [one.finding.check for one in found] == findings
+
+
 def test_figures_have_chinese_words_on_chinese_pages():
     svg = (ROOT / "book" / "figures" / "reading.svg").read_text("utf-8")
     english, chinese = BOOK.languages[0], BOOK.language("zh_TW")

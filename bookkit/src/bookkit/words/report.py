@@ -218,6 +218,9 @@ def check_catalogue(
             *house.words(read),
             *house.punctuation(text, read),
         ]
+        if name == "figures" and entry.msgstr.count("\n") > text.count("\n"):
+            many = text.count("\n") + 1
+            findings.append(Remark("lines", f"the figure has room for {many}: keep to that number"))
         for finding in findings:
             yield Found(name, shown, entry.linenum, finding, text, entry.msgstr)
         page.append(read)
