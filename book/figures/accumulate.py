@@ -5,7 +5,7 @@ compute lane and the wire each do one thing at a time; an all-reduce starts when
 there and the wire is free. Layers and tokens are those of step_timelines, in four parts.
 """
 
-from kit import DATA, INK, figure, frame, line, rect, text, write
+from kit import DATA, INK, figure, frame, kept, line, rect, say, text, write
 from step_timelines import BF16, CELL, DEVICES, FLOPS, LAYER, WIRE, L, mark, ring
 
 M = 4  # microbatches
@@ -39,24 +39,28 @@ def panel(top, title, reductions):
     drawn.append(frame(x_of(now) + 1, upper + 1, waits, HIGH - 2, INK, 0.8, 0.6, True))
     drawn += [
         text(0, top, title, 14, bold=True),
-        text(360, top, f"{wire:.1f} ms", 12, "end"),
-        text(0, upper + HIGH / 2 + 4, "compute", 12),
-        text(0, lower + 13, "wire", 12),
+        text(360, top, kept(f"{wire:.1f} ms"), 12, "end"),
+        text(0, upper + HIGH / 2 + 4, say("compute"), 12),
+        text(0, lower + 13, say("wire"), 12),
     ]
     return drawn, lower + LOW, f"{title} {wire:.1f} milliseconds"
 
 
 def draw():
-    first, bottom, careless = panel(13, "Nothing cast", range(1, M + 1))
-    second, bottom, once = panel(bottom + 30, "Cast before the loop", [M])
+    first, bottom, careless = panel(13, say("Nothing cast"), range(1, M + 1))
+    second, bottom, once = panel(bottom + 30, say("Cast before the loop"), [M])
     axis = bottom + 14
     parts = [*first, *second]
     parts.append(line([(LEFT, axis), (x_of(18), axis)], more=' opacity=".5"'))
     for ms in range(0, 19, 3):
         parts.append(line([(x_of(ms), axis), (x_of(ms), axis + 4)], more=' opacity=".5"'))
-        words = str(ms) if ms else "0 ms"
+        words = str(ms) if ms else kept("0 ms")
         parts.append(text(x_of(ms), axis + 16, words, 11, "middle", opacity=0.8))
-    speeds = f"one H100: {FLOPS / 1e12:.0f} Tflop/s, wire {WIRE / 1e9:.0f} GB/s"
+    speeds = say(
+        "one H100: {flops} Tflop/s, wire {wire} GB/s",
+        flops=f"{FLOPS / 1e12:.0f}",
+        wire=f"{WIRE / 1e9:.0f}",
+    )
     parts.append(text(0, axis + 38, speeds, 11, opacity=0.85))
     says = (
         "Two timelines of one training step with four microbatches, each with a lane for compute "

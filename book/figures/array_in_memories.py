@@ -3,7 +3,7 @@
 The numbers are those of chapter 1: entry (i, j) is 8 i + j, and the spec is P("data", "model").
 """
 
-from kit import DATA, INK, MODEL, figure, frame, line, rect, text, write
+from kit import DATA, INK, MODEL, figure, frame, kept, line, rect, say, text, write
 
 SIDE = 8  # rows and columns of the array
 ROWS, COLUMNS = 2, 4  # the mesh: data, model
@@ -32,6 +32,10 @@ def numbers(x, y, first_row, first_column, rows, columns, marked=False):
     return drawn
 
 
+def axis(name, colour):
+    return kept(f'<tspan fill="{colour}" font-weight="600">{name}</tspan>')
+
+
 def array():
     """The whole array, with the lines along which the mesh axes divide it."""
     row, column = shard(SHOWN)
@@ -49,11 +53,11 @@ def array():
     middle = TOP + CELL * SIDE / 2
     return [
         *drawn,
-        text(LEFT, 12, "one array", 13, bold=True),
+        text(LEFT, 12, say("one array"), 13, bold=True),
         text(
             LEFT + CELL * SIDE / 2,
             TOP - 10,
-            f'D by <tspan fill="{MODEL}" font-weight="600">model</tspan>',
+            say("{dimension} by {axis}", dimension="D", axis=axis("model", MODEL)),
             12,
             "middle",
         ),
@@ -61,7 +65,7 @@ def array():
         + text(
             LEFT - 9,
             middle,
-            f'B by <tspan fill="{DATA}" font-weight="600">data</tspan>',
+            say("{dimension} by {axis}", dimension="B", axis=axis("data", DATA)),
             12,
             "middle",
         )
@@ -70,7 +74,7 @@ def array():
 
 
 def memories():
-    drawn = [text(BOXES, 12, "eight memories", 13, bold=True)]
+    drawn = [text(BOXES, 12, say("eight memories"), 13, bold=True)]
     for device in range(ROWS * COLUMNS):
         row, column = divmod(device, COLUMNS)
         x = BOXES + (CELL * WIDE + GAP) * column
@@ -83,7 +87,7 @@ def memories():
             frame(x, y, CELL * WIDE, CELL * HIGH),
             *numbers(x, y, *shard(device), HIGH, WIDE),
         ]
-    drawn.append(text(BOXES, TOP + CELL * SIDE + 36, "bold: the number of a device", 11))
+    drawn.append(text(BOXES, TOP + CELL * SIDE + 36, say("bold: the number of a device"), 11))
     return drawn
 
 

@@ -5,7 +5,7 @@
 Sizes are those of the chapter: a 64 by 64 matrix of float32 on a 2 by 4 mesh.
 """
 
-from kit import DATA, INK, MODEL, arrow, figure, frame, line, rect, text, write
+from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, rect, say, text, write
 
 SIZE = 64
 WHOLE = SIZE * SIZE * 4  # bytes
@@ -23,16 +23,17 @@ def gather(x, y):
     """A vertical mark: here the matrix is gathered."""
     return [
         line([(x, y - 6), (x, y + 36)], INK, 1.6, ' stroke-dasharray="3 3"'),
-        text(x, y - 10, "all-gather", 11, "middle"),
+        text(x, y - 10, kept("all-gather"), 11, "middle"),
     ]
 
 
 def spread():
     sines = SIZE * SIZE
-    parts = [text(2, 14, "one constraint", 12, bold=True)]
+    parts = [text(2, 14, say("one constraint"), 12, bold=True)]
     y, step = 44, 92
     xs = [2 + step * i for i in range(4)]
-    for x, name, sharded in zip(xs, ["x_BD", "sin", "pin", "cos"], [True, False, False, False]):
+    names = [kept("x_BD"), kept("sin"), say("pin"), kept("cos")]
+    for x, name, sharded in zip(xs, names, [True, False, False, False]):
         parts += value(x, y, name, sharded)
     for x in xs[:-1]:
         parts.append(arrow(x + 64, y + 15, x + step - 3, y + 15))
@@ -41,27 +42,27 @@ def spread():
     parts += [
         arrow(xs[2] + 30, back, xs[1] + 6, back),
         line([(xs[2] + 30, back), (xs[2] + 30, y + 33)], INK, 1.4),
-        text((xs[1] + xs[2]) / 2 + 18, back + 15, "spreads back", 11, "middle"),
+        text((xs[1] + xs[2]) / 2 + 18, back + 15, say("spreads back"), 11, "middle"),
         arrow(xs[2] + 40, back, xs[3] + 52, back),
         line([(xs[2] + 40, back), (xs[2] + 40, y + 33)], INK, 1.4),
-        text(xs[3] + 26, back + 15, "and forward", 11, "middle"),
-        text(2, back + 15, f"{sines:,} sines each", 11),
+        text(xs[3] + 26, back + 15, say("and forward"), 11, "middle"),
+        text(2, back + 15, say("{count} sines each", count=f"{sines:,}"), 11),
     ]
     low = 148
-    parts.append(text(2, low, "two constraints", 12, bold=True))
+    parts.append(text(2, low, say("two constraints"), 12, bold=True))
     y, step, wide = low + 30, 74, 58
     xs = [2 + step * i for i in range(5)]
-    names = ["x_BD", "sin", "pin rows", "pin", "cos"]
+    names = [kept("x_BD"), kept("sin"), say("pin rows"), say("pin"), kept("cos")]
     for x, name, sharded in zip(xs, names, [True, True, True, False, False]):
         parts += value(x, y, name, sharded, wide)
     for x in xs[:-1]:
         parts.append(arrow(x + wide + 2, y + 15, x + step - 3, y + 15))
     parts += gather(xs[2] + 66, y)
-    parts.append(text(2, y + 52, f"{sines // 2:,} sines each", 11))
+    parts.append(text(2, y + 52, say("{count} sines each", count=f"{sines // 2:,}"), 11))
     parts.append(rect(150, y + 43, 11, 11, DATA, 0.3, 2))
-    parts.append(text(165, y + 52, "rows along data", 11))
+    parts.append(text(165, y + 52, say("rows along {axis}", axis=kept("data")), 11))
     parts.append(rect(268, y + 43, 11, 11, INK, 0.16, 2))
-    parts.append(text(283, y + 52, "whole", 11))
+    parts.append(text(283, y + 52, say("whole"), 11))
     says = (
         f"Above: x_BD in rows, then an all-gather, then sin, pin and cos whole on every device; "
         f"each device takes {sines:,} sines. Below, with a second pin in front: x_BD, sin and the "
@@ -94,24 +95,43 @@ def collision():
     a, b, c = 0, side + gap, 2 * (side + gap)
     data, model = "data", "model"
     parts = [
-        text(a + side / 2, 14, "x_BD", 12, "middle", True),
-        text(a + side / 2, 30, f"P({data}, {model})", 11, "middle"),
+        text(a + side / 2, 14, kept("x_BD"), 12, "middle", True),
+        text(a + side / 2, 30, kept(f"P({data}, {model})"), 11, "middle"),
         *grid(a, top, side, (2, DATA), (4, MODEL), mesh),
         text(side + gap / 2, top + side / 2 + 6, "+", 20, "middle"),
-        text(b + side / 2, 14, "swapped_BD", 12, "middle", True),
-        text(b + side / 2, 30, f"P({model}, {data})", 11, "middle"),
+        text(b + side / 2, 14, kept("swapped_BD"), 12, "middle", True),
+        text(b + side / 2, 30, kept(f"P({model}, {data})"), 11, "middle"),
         *grid(b, top, side, (4, MODEL), (2, DATA), turned),
         text(b + side + gap / 2, top + side / 2 + 6, "=", 20, "middle"),
-        text(c + side / 2, 14, "the sum", 12, "middle", True),
+        text(c + side / 2, 14, say("the sum"), 12, "middle", True),
         text(c + side / 2, 30, "P()", 11, "middle"),
         rect(c, top, side, side, INK, 0.16),
         frame(c, top, side, side),
         text(c + side / 2, top + side / 2 - 2, "0 1 2 3", 12, "middle"),
         text(c + side / 2, top + side / 2 + 14, "4 5 6 7", 12, "middle"),
-        text(a + side / 2, top + side + 18, f"{WHOLE // 8:,} bytes", 11.5, "middle"),
-        text(b + side / 2, top + side + 18, f"{WHOLE // 8:,} bytes", 11.5, "middle"),
-        text(c + side / 2, top + side + 18, f"{WHOLE:,} bytes", 11.5, "middle", True),
-        text(a, top + side + 42, "held by each device; numbers are devices", 11, opacity=0.85),
+        text(
+            a + side / 2,
+            top + side + 18,
+            say("{count} bytes", count=f"{WHOLE // 8:,}"),
+            11.5,
+            "middle",
+        ),
+        text(
+            b + side / 2,
+            top + side + 18,
+            say("{count} bytes", count=f"{WHOLE // 8:,}"),
+            11.5,
+            "middle",
+        ),
+        text(
+            c + side / 2,
+            top + side + 18,
+            say("{count} bytes", count=f"{WHOLE:,}"),
+            11.5,
+            "middle",
+            True,
+        ),
+        text(a, top + side + 42, say("held by each device; numbers are devices"), 11, opacity=0.85),
     ]
     says = (
         "A matrix in 2 by 4 pieces, rows along data and columns along model, plus a matrix in 4 "

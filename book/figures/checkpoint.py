@@ -7,7 +7,7 @@ the bytes of the large model with Adam and from two assumed rates.
 
 from fractions import Fraction
 
-from kit import DATA, INK, MODEL, arrow, figure, frame, line, rect, strong, text, write
+from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, rect, say, strong, text, write
 
 ROWS, COLUMNS = 96, 384  # w_DF of one layer of the tiny model
 CHUNK = (ROWS // 2, COLUMNS // 4)  # written by a 2×4 mesh
@@ -29,10 +29,16 @@ def hatch(x, y, width, height, step=6):
 def target():
     top, side, cell = 62, 88, 22
     disk, placed = 136, 272
-    parts = [text(0, 14, "saved", 13, bold=True), text(0, 30, "by 8 devices", 12)]
-    parts += [text(disk, 14, "on disk", 13, bold=True), text(disk, 30, "one array, 8×8", 12)]
-    parts += [text(placed, 14, "placed", 13, bold=True), text(placed, 30, "on 2 devices", 12)]
-    parts += [rect(0, top - 10, side, 4, MODEL), text(side, top - 14, "model", 11, "end")]
+    parts = [text(0, 14, say("saved"), 13, bold=True), text(0, 30, say("by 8 devices"), 12)]
+    parts += [
+        text(disk, 14, say("on disk"), 13, bold=True),
+        text(disk, 30, say("one array, {shape}", shape="8×8"), 12),
+    ]
+    parts += [
+        text(placed, 14, say("placed"), 13, bold=True),
+        text(placed, 30, say("on 2 devices"), 12),
+    ]
+    parts += [rect(0, top - 10, side, 4, MODEL), text(side, top - 14, kept("model"), 11, "end")]
     for row in range(2):
         for column in range(4):
             x, y = column * cell, top + row * side / 2
@@ -41,7 +47,7 @@ def target():
             parts += [rect(disk + x + 1, y + 1, cell - 2, side / 2 - 2, INK, 0.25)]
     parts += [
         rect(side + 4, top, 4, side, DATA),
-        text(side + 6, top + side + 14, "data", 11, "end"),
+        text(side + 6, top + side + 14, kept("data"), 11, "end"),
     ]
     for row in range(2):
         y = top + row * side / 2
@@ -51,7 +57,7 @@ def target():
     middle = top + side / 2
     parts += [arrow(side + 14, middle, disk - 6, middle)]
     parts += [arrow(disk + side + 6, middle, placed - 14, middle)]
-    parts += [text(disk, top + side + 26, "the target says:", 12)]
+    parts += [text(disk, top + side + 26, say("the target says:"), 12)]
     parts += [text(disk, top + side + 42, strong("(8, 8) float32"), 12)]
     parts += [text(disk, top + side + 58, strong("P('model', None) on 1×2"), 12)]
     parts += [arrow(disk + side + 20, top + side + 14, disk + side + 20, middle + 10)]
@@ -75,10 +81,12 @@ def panel(left, top, data, model):
     width, height = wide * columns / COLUMNS, high * rows / ROWS
     read_width, read_height = across * wide / 4, down * high / 2
     keeps = Fraction(rows * columns, down * CHUNK[0] * across * CHUNK[1])
-    share = "keeps all" if keeps == 1 else f"keeps {keeps}"
-    parts = [
-        text(left, top - 8, f"{strong(f'{data}×{model}')}: {down * across} chunks, {share}", 12)
-    ]
+    mesh, read = strong(f"{data}×{model}"), down * across
+    if keeps == 1:
+        words = say("{mesh}: {count} chunks, keeps all", mesh=mesh, count=read)
+    else:
+        words = say("{mesh}: {count} chunks, keeps {share}", mesh=mesh, count=read, share=keeps)
+    parts = [text(left, top - 8, words, 12)]
     assert width == read_width, "what is read besides is drawn below what is kept"
     parts += hatch(left, top + height, width, read_height - height)
     parts += [rect(left, top, width, height, INK, 0.45)]
@@ -105,8 +113,8 @@ def chunks():
 def lanes(top, name, copy, write_, wait):
     """Two lanes from second 0: the devices, and the disk. `wait`: do the devices wait for it?"""
     scale, left, last = 6.6, 56, 46
-    parts = [text(0, top - 8, strong(name), 12), text(0, top + 15, "devices", 12)]
-    parts += [text(0, top + 43, "disk", 12)]
+    parts = [text(0, top - 8, strong(name), 12), text(0, top + 15, say("devices"), 12)]
+    parts += [text(0, top + 43, say("disk"), 12)]
     parts += [line([(left, top + 24), (left + scale * last, top + 24)], INK, 0.5)]
     seconds, number, complete = 0.0, 1, None
     while seconds + STEP <= last:
@@ -121,7 +129,7 @@ def lanes(top, name, copy, write_, wait):
             parts += [rect(x + scale * copy, top + 28, scale * write_, 20, INK, 0.6)]
             end = left + scale * complete
             parts += [line([(end, top + 26), (end, top + 52)], INK, 2)]
-            parts += [text(end + 4, top + 43, "complete", 12)]
+            parts += [text(end + 4, top + 43, say("complete"), 12)]
             seconds += pause
     return parts
 
@@ -132,10 +140,15 @@ def background():
     parts = lanes(26, "save", copy, write_, True)
     parts += lanes(108, "save_async", copy, write_, False)
     y = 176
-    parts += [rect(0, y, 14, 12, INK, 0.3), text(18, y + 11, f"step, {STEP} s", 11)]
-    parts += [rect(84, y, 14, 12, INK), text(102, y + 11, f"copy to host, {copy:.0f} s", 11)]
-    parts += hatch(212, y, 14, 12) + [text(230, y + 11, "waits", 11)]
-    parts += [rect(276, y, 14, 12, INK, 0.6), text(294, y + 11, f"write, {write_:.0f} s", 11)]
+    parts += [
+        rect(0, y, 14, 12, INK, 0.3),
+        text(18, y + 11, say("step, {seconds} s", seconds=STEP), 11),
+    ]
+    words = say("copy to host, {seconds} s", seconds=f"{copy:.0f}")
+    parts += [rect(84, y, 14, 12, INK), text(102, y + 11, words, 11)]
+    parts += hatch(212, y, 14, 12) + [text(230, y + 11, say("waits"), 11)]
+    words = say("write, {seconds} s", seconds=f"{write_:.0f}")
+    parts += [rect(276, y, 14, 12, INK, 0.6), text(294, y + 11, words, 11)]
     says = (
         f"Two timelines of {EVERY} steps of {STEP} seconds, a save, and more steps. With save the "
         f"devices wait {copy + write_:.0f} seconds, until the checkpoint is complete. With "
@@ -156,12 +169,13 @@ def overwritten():
             parts.append(rect(x, y, width, 20, INK, opacity))
             parts.append(text(x + 6, y + 14, words, 12))
 
-    lane(4, "overwrite=True", [(0, 0.36, "old", 0.25), (0.72, 1, "new", 0.25)])
+    old, new = say("old"), say("new")
+    lane(4, kept("overwrite=True"), [(0, 0.36, old, 0.25), (0.72, 1, new, 0.25)])
     parts.append(frame(left + 0.36 * 240, 4, 0.36 * 240, 20, INK, 1, 1, True))
-    parts.append(text(left + 0.54 * 240, 18, "nothing", 12, "middle"))
-    lane(40, "another name", [(0, 0.71, "old", 0.25), (0.72, 1, "new", 0.25)])
+    parts.append(text(left + 0.54 * 240, 18, say("nothing"), 12, "middle"))
+    lane(40, say("another name"), [(0, 0.71, old, 0.25), (0.72, 1, new, 0.25)])
     parts.append(line([(left, 70), (right, 70)], INK, 0.5))
-    for share, words in ((0.36, "save begins"), (0.72, "complete")):
+    for share, words in ((0.36, say("save begins")), (0.72, say("complete"))):
         x = left + share * 240
         parts.append(line([(x, 66), (x, 74)], INK, 1))
         parts.append(text(x, 86, words, 11, "middle"))

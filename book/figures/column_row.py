@@ -4,7 +4,7 @@ Blocks as device 1 of four has them, for the sizes of the page on sharded matmul
 product leaves partial sums, and the figure says which all-reduce adds them.
 """
 
-from kit import INK, figure, frame, line, rect, text, write
+from kit import INK, figure, frame, kept, line, rect, say, text, write
 
 AXIS_X = "var(--ms-axis-2,#8a6ae0)"  # the colour that meshscope gives an axis X
 N, DEVICE = 4, 1
@@ -50,7 +50,7 @@ def named(name, rows, columns, cut=""):
 
 def matrix(x, y, name, rows, columns, cut="", partial=False):
     return [
-        text(x, y - 6, named(name, rows, columns, cut), 11.5),
+        text(x, y - 6, kept(named(name, rows, columns, cut)), 11.5),
         *block(x, y, rows, columns, cut, partial),
     ]
 
@@ -58,24 +58,24 @@ def matrix(x, y, name, rows, columns, cut="", partial=False):
 def reduced(x, y, name, size):
     """An all-reduce, with a bar as long as its bytes."""
     return [
-        text(x, y, f"all-reduce {name}", 12, bold=True),
+        text(x, y, kept(f"all-reduce {name}"), 12, bold=True),
         rect(x, y + 6, 172 * size / sent(B, F), 8, AXIS_X, 0.5, 2),
-        text(x, y + 30, f"sends {size:,} bytes", 12),
+        text(x, y + 30, say("sends {count} bytes", count=f"{size:,}"), 12),
     ]
 
 
 def columns_then_rows(x):
     y_size, steps = sent(B, D), []
-    steps += [text(x, 12, "columns, then rows", 13, bold=True)]
+    steps += [text(x, 12, say("columns, then rows"), 13, bold=True)]
     y = 44
     steps += matrix(x, y, "x", "B", "D")
     steps += [text(x + 40, y + 14, "·", 14, "middle", True)]
     steps += matrix(x + 60, y, "w_in", "D", "F", "F")
     y += 60
     steps += matrix(x, y, "h", "B", "F", "F")
-    steps += [text(x + 76, y + 14, "finished", 12)]
+    steps += [text(x + 76, y + 14, say("finished"), 12)]
     y += 44
-    steps += [text(x, y, "tanh on ¼ of h", 12)]
+    steps += [text(x, y, say("{function} on ¼ of {array}", function=kept("tanh"), array="h"), 12)]
     y += 30
     steps += matrix(x, y, "h", "B", "F", "F")
     steps += [text(x + 78, y + 14, "·", 14, "middle", True)]
@@ -83,7 +83,7 @@ def columns_then_rows(x):
     y += 92
     y += 12
     steps += matrix(x, y, "y", "B", "D", "", True)
-    steps += [text(x + 34, y + 14, "partial sums", 12)]
+    steps += [text(x + 34, y + 14, say("partial sums"), 12)]
     y += 42
     steps += reduced(x, y, "y", y_size)
     return steps
@@ -91,25 +91,25 @@ def columns_then_rows(x):
 
 def rows_then_columns(x):
     h_size, steps = sent(B, F), []
-    steps += [text(x, 12, "rows, then columns", 13, bold=True)]
+    steps += [text(x, 12, say("rows, then columns"), 13, bold=True)]
     y = 44
     steps += matrix(x, y, "x", "B", "D", "D")
     steps += [text(x + 50, y + 14, "·", 14, "middle", True)]
     steps += matrix(x + 64, y, "w_in", "D", "F", "D")
     y += 60
     steps += matrix(x, y, "h", "B", "F", "", True)
-    steps += [text(x + 76, y + 14, "partial sums", 12)]
+    steps += [text(x + 76, y + 14, say("partial sums"), 12)]
     y += 44
     steps += reduced(x, y, "h", h_size)
     y += 54
-    steps += [text(x, y, "tanh on all of h", 12)]
+    steps += [text(x, y, say("{function} on all of {array}", function=kept("tanh"), array="h"), 12)]
     y += 30
     steps += matrix(x, y, "h", "B", "F")
     steps += [text(x + 78, y + 14, "·", 14, "middle", True)]
     steps += matrix(x + 92, y, "w_out", "F", "D", "D")
     y += 92
     steps += matrix(x, y, "y", "B", "D", "D")
-    steps += [text(x + 34, y + 14, "finished columns", 12)]
+    steps += [text(x + 34, y + 14, say("finished columns"), 12)]
     return steps
 
 

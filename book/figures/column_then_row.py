@@ -4,7 +4,7 @@ Sizes are chapter 2's: 8 rows of the batch on a device, D = 64, F = 256, float32
 to scale; the bytes are computed.
 """
 
-from kit import INK, MODEL, arrow, figure, frame, rect, strong, text, write
+from kit import INK, MODEL, arrow, figure, frame, kept, rect, say, strong, text, write
 
 ROWS, D, F, PARTS = 8, 64, 256, 4
 SUM_OF_Y, SUM_OF_H = 4 * ROWS * D, 4 * ROWS * F  # bytes of what is all-reduced
@@ -42,34 +42,44 @@ def chain(top, heading, columns_first):
     x += D_PX + 7
     drawn.append(text(x, middle + 4, "·", 13, "middle"))
     x += 6
-    drawn += block(x, middle, F_PX, D_PX, "w₁", **first)
+    drawn += block(x, middle, F_PX, D_PX, kept("w₁"), **first)
     x += F_PX + 8
     drawn.append(text(x, middle + 4, "=", 13, "middle"))
     x += 8
     if columns_first:
         drawn += block(x, middle, F_PX, B_PX, "h", columns=PARTS)
     else:
-        drawn += block(x, middle, F_PX, B_PX, "h, partial", partial=True)
+        drawn += block(x, middle, F_PX, B_PX, say("{array}, partial", array="h"), partial=True)
     x += F_PX
     zone = 44 if columns_first else 76
     drawn.append(arrow(x + 6, middle, x + zone - 6, middle))
     if columns_first:
-        drawn.append(text(x + zone / 2, middle - 7, "tanh", 12, "middle"))
+        drawn.append(text(x + zone / 2, middle - 7, kept("tanh"), 12, "middle"))
     else:
         drawn.append(text(x + zone / 2, middle - 23, strong("all-reduce"), 12, "middle"))
-        drawn.append(text(x + zone / 2, middle - 8, f"{SUM_OF_H:,} bytes", 11.5, "middle"))
-        drawn.append(text(x + zone / 2, middle + 17, "then tanh", 12, "middle"))
+        size = say("{count} bytes", count=f"{SUM_OF_H:,}")
+        drawn.append(text(x + zone / 2, middle - 8, size, 11.5, "middle"))
+        drawn.append(
+            text(
+                x + zone / 2,
+                middle + 17,
+                say("then {function}", function=kept("tanh")),
+                12,
+                "middle",
+            )
+        )
     x += zone
-    drawn += block(x, middle, D_PX, F_PX, "w₂", **second)
+    drawn += block(x, middle, D_PX, F_PX, kept("w₂"), **second)
     x += D_PX + 8
     drawn.append(text(x, middle + 4, "=", 13, "middle"))
     x += 8
     if columns_first:
-        drawn += block(x, middle, D_PX, B_PX, "y, partial", partial=True)
+        drawn += block(x, middle, D_PX, B_PX, say("{array}, partial", array="y"), partial=True)
         x += D_PX
         drawn.append(arrow(x + 5, middle, x + 33, middle))
         drawn.append(text(x + 20, middle + 34, strong("all-reduce"), 12, "middle"))
-        drawn.append(text(x + 20, middle + 49, f"{SUM_OF_Y:,} bytes", 11.5, "middle"))
+        size = say("{count} bytes", count=f"{SUM_OF_Y:,}")
+        drawn.append(text(x + 20, middle + 49, size, 11.5, "middle"))
         drawn += block(x + 38, middle, D_PX, B_PX, "y")
     else:
         drawn += block(x, middle, D_PX, B_PX, "y", columns=PARTS)
@@ -82,11 +92,13 @@ def draw():
         f"h, tanh, a partial sum of y, one all-reduce of {SUM_OF_Y:,} bytes. Rows, then columns: "
         f"partial sums of h, an all-reduce of {SUM_OF_H:,} bytes before the tanh."
     )
-    parts = chain(14, "Columns, then rows", True) + chain(150, "Rows, then columns", False)
+    parts = chain(14, say("Columns, then rows"), True) + chain(
+        150, say("Rows, then columns"), False
+    )
     key, x = 274, 1
     for shade, opacity, words, wide in [
-        (MODEL, 0.85, "the device’s piece", 125),
-        (INK, 0.4, "whole on the device", 143),
+        (MODEL, 0.85, say("the device’s piece"), 125),
+        (INK, 0.4, say("whole on the device"), 143),
     ]:
         parts += [
             rect(x, key - 9, 10, 10, shade, opacity),
@@ -95,7 +107,7 @@ def draw():
         x += wide
     parts += [rect(x, key - 9, 10, 10, MODEL, 0.22)]
     parts += [frame(x, key - 9, 10, 10, MODEL, 1.2, dashed=True)]
-    parts += [text(x + 15, key, "partial sum", 11.5)]
+    parts += [text(x + 15, key, say("partial sum"), 11.5)]
     return {"column_then_row": figure(360, 280, says, parts)}
 
 

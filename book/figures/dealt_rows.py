@@ -1,6 +1,6 @@
 """Figure: 64 rows on eight devices in four parts, dealt like cards or cut into blocks."""
 
-from kit import INK, figure, frame, rect, text, write
+from kit import INK, figure, frame, rect, say, text, write
 
 DEVICES, ROWS, PARTS = 8, 64, 4
 EACH = ROWS // DEVICES
@@ -24,14 +24,17 @@ def panel(left, title, part_of):
             parts.append(text(x + WIDE / 2, y + 13, str(part), 11, "middle"))
     low = 40 + HIGH * EACH + 16
     many = len(holders)
-    words = f"part 0: on {'all' if many == DEVICES else many} {DEVICES if many == DEVICES else ''}"
-    parts.append(text(left, low, f"{words.strip()} devices", 11))
+    if many == DEVICES:
+        words = say("part 0: on all {count} devices", count=many)
+    else:
+        words = say("part 0: on {count} devices", count=many)
+    parts.append(text(left, low, words, 11))
     return parts, many
 
 
 def draw():
-    dealt, all_have = panel(0, "Dealt", lambda row: row % PARTS)
-    blocks, some_have = panel(196, "Cut into blocks", lambda row: row // (ROWS // PARTS))
+    dealt, all_have = panel(0, say("Dealt"), lambda row: row % PARTS)
+    blocks, some_have = panel(196, say("Cut into blocks"), lambda row: row // (ROWS // PARTS))
     says = (
         "Eight columns, the devices, with eight rows of the batch each; a number is the part that "
         f"a row belongs to. Dealt, each of {all_have} devices has two rows of part 0. Cut into "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from kit import DATA, INK, MODEL, figure, line, rect, text, write
+from kit import DATA, INK, MODEL, figure, kept, line, rect, say, text, write
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
 COLOUR = {"data": DATA, "model": MODEL}
@@ -72,16 +72,16 @@ def dot(x, y):
 
 
 def key(y):
-    data = f'<tspan fill="{DATA}" font-weight="600">data</tspan>'
-    model = f'<tspan fill="{MODEL}" font-weight="600">model</tspan>'
+    data = kept(f'<tspan fill="{DATA}" font-weight="600">data</tspan>')
+    model = kept(f'<tspan fill="{MODEL}" font-weight="600">model</tspan>')
     return [
-        text(0, 12, f"halves by {data}, quarters by {model}", 12),
+        text(0, 12, say("halves by {data}, quarters by {model}", data=data, model=model), 12),
         text(LEFT - 16, 50, "B", 14, bold=True),
         text(10, TOP + BOX / 2 + 5, "A", 14, bold=True),
         *refused(-4, y - 19),
-        text(22, y, "refused", 12),
+        text(22, y, say("refused"), 12),
         dot(62, y - 7),
-        text(108, y, "accepted, and something moves", 12),
+        text(108, y, say("accepted, and something moves"), 12),
     ]
 
 

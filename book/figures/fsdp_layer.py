@@ -6,7 +6,7 @@ one operation a line. Grey bars are weights whole in memory, outlines a device's
 
 from typing import NamedTuple
 
-from kit import DATA, INK, figure, frame, line, rect, text, write
+from kit import DATA, INK, figure, frame, kept, line, rect, say, text, write
 
 
 class Operation(NamedTuple):
@@ -15,21 +15,21 @@ class Operation(NamedTuple):
 
 
 FORWARD = [
-    Operation("wire", "gather w_DF"),
-    Operation("wire", "gather w_FD"),
+    Operation("wire", say("gather {array}", array=kept("w_DF"))),
+    Operation("wire", say("gather {array}", array=kept("w_FD"))),
     Operation("compute", "h"),
     Operation("compute", "y"),
 ]
 BACKWARD = [
-    Operation("wire", "gather w_DF"),
-    Operation("wire", "gather w_FD"),
-    Operation("compute", "h, again"),
-    Operation("compute", "dw_FD"),
-    Operation("compute", "dh"),
-    Operation("compute", "dw_DF"),
-    Operation("compute", "dx"),
-    Operation("wire", "scatter dw_FD"),
-    Operation("wire", "scatter dw_DF"),
+    Operation("wire", say("gather {array}", array=kept("w_DF"))),
+    Operation("wire", say("gather {array}", array=kept("w_FD"))),
+    Operation("compute", say("{array}, again", array="h")),
+    Operation("compute", kept("dw_FD")),
+    Operation("compute", kept("dh")),
+    Operation("compute", kept("dw_DF")),
+    Operation("compute", kept("dx")),
+    Operation("wire", say("scatter {array}", array=kept("dw_FD"))),
+    Operation("wire", say("scatter {array}", array=kept("dw_DF"))),
 ]
 # What is whole, from its first line to its last, counted over both lists
 WHOLE = {
@@ -51,9 +51,9 @@ def y_of(n):
 def draw():
     operations = [*FORWARD, *BACKWARD]
     parts = [
-        text(LANES["wire"][0], 13, "wire", 12, bold=True),
-        text(LANES["compute"][0], 13, "arithmetic", 12, bold=True),
-        text(BARS - 4, 13, "whole in memory", 12, bold=True),
+        text(LANES["wire"][0], 13, say("wire"), 12, bold=True),
+        text(LANES["compute"][0], 13, say("arithmetic"), 12, bold=True),
+        text(BARS - 4, 13, say("whole in memory"), 12, bold=True),
     ]
     for n, operation in enumerate(operations):
         x, wide = LANES[operation.lane]
@@ -62,7 +62,7 @@ def draw():
         parts.append(text(x + wide / 2, y_of(n) + 12.7, operation.name, 12, "middle"))
     for column, (name, lives) in enumerate(WHOLE.items()):
         x = BARS + COLUMN * column
-        parts.append(text(x + BAR / 2, 34, name, 11, "middle"))
+        parts.append(text(x + BAR / 2, 34, kept(name), 11, "middle"))
         for first, last in lives:
             top, bottom = y_of(first), y_of(last) + HIGH
             if name.startswith("d"):
@@ -72,8 +72,8 @@ def draw():
     edge = y_of(len(FORWARD)) - GAP / 2 - 2
     parts.append(line([(0, edge), (360, edge)], more=' opacity=".4"'))
     for first, last, phase in [
-        (0, len(FORWARD), "forward"),
-        (len(FORWARD), len(operations), "backward"),
+        (0, len(FORWARD), say("forward")),
+        (len(FORWARD), len(operations), say("backward")),
     ]:
         middle = (y_of(first) + y_of(last - 1) + HIGH) / 2
         words = text(0, 0, phase, 12, "middle", opacity=0.85)

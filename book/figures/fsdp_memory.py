@@ -6,7 +6,7 @@ Grey is a copy, blue a piece, as in all figures of chapter 9.
 
 import math
 
-from kit import DATA, INK, figure, line, rect, strong, text, write
+from kit import DATA, INK, figure, kept, line, lines, rect, say, strong, text, write
 
 L, D, F, PIXELS, V = 32, 4096, 16384, 64, 16
 SHAPES = [(PIXELS, D), (L, D), (L, D, F), (L, F), (L, F, D), (L, D), (D, V)]
@@ -34,27 +34,29 @@ def bars(top, share, fill, opacities):
 
 def draw():
     parts, top = [], 66
-    parts.append(text(0, 14, f"Data parallelism: {strong(f'{TOTAL:.1f} GB')} on each device", 14))
+    size = strong(f"{TOTAL:.1f} GB")
+    parts.append(text(0, 14, say("Data parallelism: {size} on each device", size=size), 14))
     x = LEFT
     for name, size in PARTS.items():  # names over the parts
         middle = x + size * SCALE / 2
-        parts += [text(middle, 38, name, 12, "middle")]
-        parts += [text(middle, 53, f"{size:.1f} GB", 12, "middle", opacity=0.8)]
+        parts += [text(middle, 38, say(name), 12, "middle")]
+        parts += [text(middle, 53, kept(f"{size:.1f} GB"), 12, "middle", opacity=0.8)]
         x += size * SCALE
     parts += bars(top, 1, INK, (0.6, 0.42, 0.26))
 
     limit = LEFT + MEMORY * SCALE
-    words = ("memory", "of an", f"{MEMORY} GB", "GPU")
-    parts += [text(limit + 6, top + 9 + 15 * n, word, 12) for n, word in enumerate(words)]
+    words = say("memory\nof an\n{size} GB\nGPU", size=MEMORY)
+    parts += lines(limit + 6, top + 9, 15, words, 12)
 
     top += STEP * DEVICES + 46
-    parts.append(
-        text(0, top - 12, f"FSDP: {strong(f'{TOTAL / DEVICES:.1f} GB')} on each device", 14)
-    )
+    size = strong(f"{TOTAL / DEVICES:.1f} GB")
+    words = say("{strategy}: {size} on each device", strategy=kept("FSDP"), size=size)
+    parts.append(text(0, top - 12, words, 14))
     parts += bars(top, DEVICES, DATA, (0.6, 0.42, 0.26))
     x, middle = LEFT + TOTAL / DEVICES * SCALE + 10, top + STEP * DEVICES / 2
     for n, (name, size) in enumerate(PARTS.items()):
-        parts.append(text(x, middle - 13 + 17 * n, f"{name} {size / DEVICES:.1f} GB", 12))
+        words = say("{name} {size} GB", name=say(name), size=f"{size / DEVICES:.1f}")
+        parts.append(text(x, middle - 13 + 17 * n, words, 12))
 
     axis = top + STEP * DEVICES + 6
     parts.append(line([(limit, 26), (limit, axis)], more=' stroke-dasharray="3 3" opacity=".7"'))
@@ -62,7 +64,7 @@ def draw():
     for gigabytes in range(0, MEMORY + 1, 20):
         x = LEFT + gigabytes * SCALE
         parts.append(line([(x, axis), (x, axis + 4)], more=' opacity=".5"'))
-        words = f"{gigabytes} GB" if gigabytes == MEMORY else str(gigabytes)
+        words = kept(f"{gigabytes} GB") if gigabytes == MEMORY else gigabytes
         parts.append(text(x, axis + 17, words, 11, "middle", opacity=0.8))
     says = (
         f"Bars of memory for eight devices. Data parallelism: each device holds {TOTAL:.1f} GB, "

@@ -4,7 +4,7 @@ A column is a device, a stripe one eighth of the weight or of its gradient. Blue
 copy that all devices have, an outline a device's own term of a sum.
 """
 
-from kit import DATA, INK, figure, line, rect, text, write
+from kit import DATA, INK, figure, kept, line, rect, say, text, write
 
 N, LEFT, COLUMN, WIDE, STRIPE = 8, 2, 45, 33, 4.4  # devices; px
 HIGH = N * STRIPE
@@ -36,7 +36,7 @@ def gradient(device, y, summed):
         top = y + STRIPE * stripe
         if summed and stripe == device:
             drawn.append(rect(x, top, WIDE, STRIPE - 0.8, *PIECE))
-            drawn.append(text(x + WIDE / 2, y + HIGH + 13, "dw", 11, "middle"))
+            drawn.append(text(x + WIDE / 2, y + HIGH + 13, kept("dw"), 11, "middle"))
         if not summed:
             more = ' stroke="currentColor" stroke-opacity=".65" stroke-width=".8"'
             drawn.append(rect(x + 0.4, top + 0.2, WIDE - 0.8, STRIPE - 1.2, "none", 1, 0, more))
@@ -49,17 +49,17 @@ def frames(y, one, *options):
 
 
 def draw():
-    y, parts = 26, [text(LEFT - 2, 12, "Stored", 14, bold=True)]
+    y, parts = 26, [text(LEFT - 2, 12, say("Stored"), 14, bold=True)]
     for device in range(N):
         middle = LEFT + COLUMN * device + WIDE / 2
         parts.append(text(middle, y, str(device), 11, "middle", opacity=0.8))
     y += 7
     parts += frames(y, weight)
-    forward = [("Gather w", weight, True), ("Use, free", weight, False)]
+    forward = [(say("Gather {array}", array="w"), weight, True), (say("Use, free"), weight, False)]
     backward = [
-        ("Gather w again", weight, True),
-        ("Use, free: all of dw, from own rows", gradient, False),
-        ("Scatter dw", gradient, True),
+        (say("Gather {array} again", array="w"), weight, True),
+        (say("Use, free: all of {array}, from own rows", array=kept("dw")), gradient, False),
+        (say("Scatter {array}", array=kept("dw")), gradient, True),
     ]
     for n, (name, one, option) in enumerate([*forward, *backward]):
         y += HIGH + 24
@@ -68,7 +68,9 @@ def draw():
             parts.append(
                 line([(LEFT - 2, y - 18), (LEFT + COLUMN * N - 10, y - 18)], more=' opacity=".4"')
             )
-            parts.append(text(LEFT + COLUMN * N - 12, y - 3, "backward", 12, "end", opacity=0.8))
+            parts.append(
+                text(LEFT + COLUMN * N - 12, y - 3, say("backward"), 12, "end", opacity=0.8)
+            )
         parts += [text(LEFT - 2, y, name, 14, bold=True), *frames(y + 9, one, option)]
         y += 9
     y += HIGH + 18

@@ -4,7 +4,7 @@ The matrix is that of the HSDP section of FSDP in depth, whose strip checks both
 compiled program. Bars are what a device adds up with its partner in the other server.
 """
 
-from kit import DATA, arrow, figure, frame, rect, text, write
+from kit import DATA, arrow, figure, frame, kept, rect, say, text, write
 
 ROWS, COLUMNS, BYTES = 32, 16, 4  # of the matrix; float32
 SERVERS, DEVICES = 2, 4  # along `data`; along `fsdp`, in each server
@@ -33,17 +33,22 @@ def panel(top, title, order, pieces):
     parts += [
         arrow(middle - 4, centre, SERVER + 6, centre, DATA),
         arrow(middle + 4, centre, SERVER + GAP - 6, centre, DATA),
-        text(middle, centre - 10, f"{size:,} bytes", 12, "middle", True),
-        text(middle, centre + 20, "of each device", 11, "middle", opacity=0.85),
+        text(middle, centre - 10, say("{count} bytes", count=f"{size:,}"), 12, "middle", True),
+        text(middle, centre + 20, say("of each device"), 11, "middle", opacity=0.85),
     ]
     said = f"{title}: each device reduces {size:,} bytes with its partner in the other server"
     return parts, upper + HIGH + 34, said
 
 
 def draw():
-    late, bottom, first = panel(13, "JAX casts, after the gather", "backward: reduce, scatter", 1)
+    late, bottom, first = panel(
+        13,
+        say("{jax} casts, after the gather", jax=kept("JAX")),
+        say("backward: reduce, scatter"),
+        1,
+    )
     early, bottom, second = panel(
-        bottom + 28, "We cast, before the gather", "backward: scatter, reduce", DEVICES
+        bottom + 28, say("We cast, before the gather"), say("backward: scatter, reduce"), DEVICES
     )
     says = (
         "Two servers of four devices each, twice, with a slow wire between them; a bar is a "

@@ -4,7 +4,7 @@ Chapter 3's large config: two matrices, each with all 32 layers in one array, fl
 mesh. Scratch space of the programs is left out; it belongs to a compiler.
 """
 
-from kit import DATA, INK, figure, line, rect, text, write
+from kit import DATA, INK, figure, kept, line, rect, say, text, write
 
 L, D, F, DEVICES = 32, 4096, 16384, 8
 WHOLE = 4 * L * D * F / 1e9  # GB of one matrix, all layers: 8.6
@@ -12,21 +12,25 @@ PIECE = WHOLE / DEVICES
 LIMIT = 16
 WAYS = [  # heading, where, [(moment, GB that are whole, GB in pieces)]
     (
-        "One device",
-        "on device 0",
-        [("draw", WHOLE, 0.0), ("draw", 2 * WHOLE, 0.0)],
+        say("One device"),
+        say("on device 0"),
+        [(say("draw"), WHOLE, 0.0), (say("draw"), 2 * WHOLE, 0.0)],
     ),
     (
-        "Eager sharding",
-        "on every device",
+        say("Eager sharding"),
+        say("on every device"),
         [
-            ("draw", WHOLE, 0.0),
-            ("shard", 0.0, PIECE),
-            ("draw", WHOLE, PIECE),
-            ("shard", 0.0, 2 * PIECE),
+            (say("draw"), WHOLE, 0.0),
+            (say("shard"), 0.0, PIECE),
+            (say("draw"), WHOLE, PIECE),
+            (say("shard"), 0.0, 2 * PIECE),
         ],
     ),
-    ("Under jax.jit", "on every device", [("create", 0.0, 2 * PIECE)]),
+    (
+        say("Under {function}", function=kept("jax.jit")),
+        say("on every device"),
+        [(say("create"), 0.0, 2 * PIECE)],
+    ),
 ]
 FLOOR, SCALE, BAR, STEP = 168, 6.6, 28, 36  # px: zero, per GB, a bar, from bar to bar
 
@@ -52,11 +56,11 @@ def draw():
         x += wide + 14
     limit = FLOOR - LIMIT * SCALE
     parts.append(line([(2, limit), (358, limit)], more=' stroke-dasharray="4 3" opacity=".75"'))
-    parts.append(text(358, limit - 4, f"{LIMIT} GB", 11.5, "end"))
+    parts.append(text(358, limit - 4, kept(f"{LIMIT} GB"), 11.5, "end"))
     key = FLOOR + 38
-    parts += [rect(4, key - 9, 10, 10, INK, 0.45), text(20, key, "whole", 11.5)]
-    parts += [rect(70, key - 9, 10, 10, DATA, 0.9), text(86, key, "pieces", 11.5)]
-    parts.append(text(140, key, "GB of arrays on a device", 11.5, opacity=0.8))
+    parts += [rect(4, key - 9, 10, 10, INK, 0.45), text(20, key, say("whole"), 11.5)]
+    parts += [rect(70, key - 9, 10, 10, DATA, 0.9), text(86, key, say("pieces"), 11.5)]
+    parts.append(text(140, key, say("GB of arrays on a device"), 11.5, opacity=0.8))
     says = (
         f"GB on one device while the large model is made. On one device: {WHOLE:.1f}, then "
         f"{2 * WHOLE:.1f}, above {LIMIT}. Eager sharding: {WHOLE:.1f}, {PIECE:.1f}, "

@@ -7,26 +7,105 @@ as meshscope; no background, no style sheet; a viewBox about 360 wide, so that o
 pixel on a phone; names and numbers in the drawing, sentences in the caption. The `color` attribute
 is for the file alone (a grey that is legible on white and on black); a page that inlines the file
 overrides it with `svg { color: inherit }`.
+
+Words are given with `say` if they are for translators, with `kept` if they are names of the code,
+units or proper names, which every language keeps; `text` refuses other words. A text that says
+something carries its message and its values as data, as those of meshscope do, and pages in another
+language show the same drawing with the words of locale/LANGUAGE/LC_MESSAGES/figures.po in it.
 """
 
+import json
+import re
 from pathlib import Path
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape, quoteattr, unescape
 
 DATA = "var(--ms-data,#0072b2)"  # the mesh axis `data`
 MODEL = "var(--ms-model,#d55e00)"  # the mesh axis `model`
 INK = "currentColor"
 
+PLACE = re.compile(r"\{(\w+)\}")
+TAG = re.compile(r"<[^<>]+>")
+WORD = re.compile(r"[^\W\d_]{2}")  # a single letter is a name
+
+
+class Words(str):
+    """Markup; `said` is its plain text, or [message, {place: what is said there}]."""
+
+    said: "str | list"
+    line: "int | None" = None  # which line of the message it is, of several
+
+
+def kept(markup):
+    """Words that are the same in every language: code, units, names."""
+    words = Words(markup)
+    words.said = unescape(TAG.sub("", words))
+    return words
+
+
+def say(message, **values):
+    """Words for translators; a value is a number, or made by `kept`, `strong` or `say`.
+
+    A message of several lines is drawn by `lines`.
+    """
+    given = {place: words_of(value) for place, value in values.items()}
+    parts = PLACE.split(message)
+    words = Words("".join(given[part] if n % 2 else escape(part) for n, part in enumerate(parts)))
+    words.said = [message, {place: value.said for place, value in given.items()}]
+    return words
+
+
+def words_of(words):
+    """Numbers and signs need not be marked; whether words are to be translated has to be said."""
+    if isinstance(words, Words):
+        return words
+    if WORD.search(TAG.sub("", str(words))):
+        raise TypeError(f"{words!r}: say(…) gives it to translators, kept(…) keeps it as it is")
+    return kept(words)
+
+
+def data(words):
+    """Attributes with what a text says, if translators have it; as meshscope writes them."""
+    if isinstance(words.said, str):
+        return ""
+    message, values = words.said
+    quoted = escape(message, {'"': "&quot;", "\n": "&#10;"})
+    told = f' data-message="{quoted}"'
+    if values:
+        compact = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        quoted = escape(compact, {"'": "&#39;"})  # JSON is full of the other quotes
+        told += f" data-values='{quoted}'"
+    return told if words.line is None else f'{told} data-line="{words.line}"'
+
 
 def text(x, y, words, size=12, anchor="start", bold=False, opacity=1.0):
-    """One line of text; `words` may hold <tspan> made by `strong`."""
+    """One line of text."""
+    words = words_of(words)
     more = ' font-weight="600"' if bold else ""
     more += f' text-anchor="{anchor}"' if anchor != "start" else ""
     more += f' opacity="{opacity}"' if opacity < 1 else ""
+    more += data(words)
     return f'<text x="{x:g}" y="{y:g}" font-size="{size}"{more}>{words}</text>'
 
 
-def strong(words):
-    return f'<tspan font-weight="600">{escape(words)}</tspan>'
+def lines(x, y, step, words, *more, **and_more):
+    """One message on as many lines of text as it has, `step` apart."""
+    drawn = []
+    for n, line_of_it in enumerate(words.split("\n")):
+        part = Words(line_of_it)
+        part.said, part.line = words.said, n
+        drawn.append(text(x, y + step * n, part, *more, **and_more))
+    return drawn
+
+
+def strong(words, size=None):
+    """The same words in bold; a string is a name, or a number with its unit."""
+    words = words if isinstance(words, Words) else kept(escape(words))
+    if not isinstance(words.said, str) and words.said[1]:
+        raise TypeError(f"{words!r} has values: make its text bold, or the values")
+    larger = f' font-size="{size}"' if size else ""
+    bold = Words(f'<tspan font-weight="600"{larger}>{words}</tspan>')
+    bold.said = words.said
+    return bold
 
 
 def rect(x, y, width, height, fill=INK, opacity=1.0, radius=0, more=""):

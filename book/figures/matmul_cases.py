@@ -8,7 +8,7 @@ for the sizes of the page on sharded matmuls.
 from fractions import Fraction
 from typing import NamedTuple
 
-from kit import INK, figure, frame, line, rect, text, write
+from kit import INK, figure, frame, kept, line, rect, say, text, write
 
 AXIS_X = "var(--ms-axis-2,#8a6ae0)"  # the colour that meshscope gives an axis X
 N, DEVICE = 4, 1
@@ -64,16 +64,24 @@ CASES = [
         "J is whole",
         i,
         whole,
-        [Way("nothing moves", "", 0, 1, i, whole, i)],
+        [Way(say("nothing moves"), "", 0, 1, i, whole, i)],
     ),
     (
         "J sharded in one",
         j,
         whole,
         [
-            Way("all-gather A", "A", 1, 1, Held("J", "received"), whole, whole),
-            Way("all-to-all A", "A", 1, N, Held("I", "received piece"), whole, i),
-            Way("slice B, all-reduce C", "C", 2, 1, j, Held("J", "unused"), Held("", "", True)),
+            Way(kept("all-gather A"), "A", 1, 1, Held("J", "received"), whole, whole),
+            Way(kept("all-to-all A"), "A", 1, N, Held("I", "received piece"), whole, i),
+            Way(
+                say("slice {array}, {collective}", array="B", collective=kept("all-reduce C")),
+                "C",
+                2,
+                1,
+                j,
+                Held("J", "unused"),
+                Held("", "", True),
+            ),
         ],
     ),
     (
@@ -81,8 +89,8 @@ CASES = [
         j,
         j,
         [
-            Way("all-reduce C", "C", 2, 1, j, j, Held("", "", True)),
-            Way("reduce-scatter C", "C", 1, 1, j, j, Held("I", "", True)),
+            Way(kept("all-reduce C"), "C", 2, 1, j, j, Held("", "", True)),
+            Way(kept("reduce-scatter C"), "C", 1, 1, j, j, Held("I", "", True)),
         ],
     ),
     (
@@ -90,8 +98,8 @@ CASES = [
         i,
         k,
         [
-            Way("all-gather B", "B", 1, 1, i, Held("K", "received"), i),
-            Way("all-gather A", "A", 1, 1, Held("I", "received"), k, k),
+            Way(kept("all-gather B"), "B", 1, 1, i, Held("K", "received"), i),
+            Way(kept("all-gather A"), "A", 1, 1, Held("I", "received"), k, k),
         ],
     ),
 ]
@@ -146,7 +154,7 @@ def way_row(y, way):
     drawn = []
     for name, held in zip("ABC", (way.a, way.b, way.c)):
         rows, columns = DIMS[name]
-        drawn.append(text(COLUMN[name], y, spec(name, held), 11.5))
+        drawn.append(text(COLUMN[name], y, kept(spec(name, held)), 11.5))
         drawn += block(COLUMN[name], y + 8, rows, columns, held)
     middle = y + 8 + SIDE["I"] / 2 + 4
     drawn += [text(62, middle, "·", 14, "middle", True), text(121, middle, "=", 13, "middle")]
@@ -154,21 +162,27 @@ def way_row(y, way):
         drawn.append(text(COLUMN["C"] + SIDE["K"] + 4, middle, "Σ", 12))
     drawn.append(text(TEXT, y + 4, way.name, 13, bold=True))
     if way.moves:
-        drawn.append(text(TEXT, y + 21, f"sends {way.formula()} = {int(way.sends()):,} bytes", 12))
+        words = say(
+            "sends {share} = {count} bytes", share=way.formula(), count=f"{int(way.sends()):,}"
+        )
+        drawn.append(text(TEXT, y + 21, words, 12))
     else:
-        drawn.append(text(TEXT, y + 21, "sends 0 bytes", 12))
+        drawn.append(text(TEXT, y + 21, say("sends 0 bytes"), 12))
     work = way.work()
-    words = "all the work, on each" if work == 1 else f"{GLYPH[work]} of the work"
-    drawn.append(text(TEXT, y + 37, words, 12))
+    if work == 1:
+        drawn.append(text(TEXT, y + 37, say("all the work, on each"), 12))
+    else:
+        drawn.append(text(TEXT, y + 37, say("{share} of the work", share=GLYPH[work]), 12))
     return drawn
 
 
 def key():
-    drawn, x = [text(0, 13, f"On device {DEVICE} of {N}:", 12)], 114
+    words = say("On device {device} of {count}:", device=DEVICE, count=N)
+    drawn, x = [text(0, 13, words, 12)], 114
     for fill, opacity, words in [
-        (AXIS_X, 1, "its piece"),
-        (AXIS_X, 0.36, "received"),
-        (INK, 0.28, "whole copy"),
+        (AXIS_X, 1, say("its piece")),
+        (AXIS_X, 0.36, say("received")),
+        (INK, 0.28, say("whole copy")),
     ]:
         drawn += [rect(x, 4, 10, 10, fill, opacity), text(x + 14, 13, words, 12)]
         x += 75
@@ -196,10 +210,10 @@ FAINT = ' stroke-opacity=".6"'
 def case(y, number):
     """One case: how the matrices lie, and the ways to finish."""
     _, a, b, ways = CASES[number - 1]
-    drawn = [text(0, y + 6, f"{spec('A', a)} · {spec('B', b)}", 14)]
+    drawn = [text(0, y + 6, kept(f"{spec('A', a)} · {spec('B', b)}"), 14)]
     if number == 4:
         drawn += [
-            text(TEXT, y + 6, "before: 1 block of 16", 12, opacity=0.85),
+            text(TEXT, y + 6, say("before: 1 block of 16"), 12, opacity=0.85),
             *only_diagonal(324, y - 6),
         ]
     y += 34

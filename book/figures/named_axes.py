@@ -5,7 +5,7 @@ here; strips of the chapter compare the specs that follow with every weight of t
 """
 
 import jax
-from kit import DATA, INK, MODEL, arrow, figure, frame, line, rect, text, write
+from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, lines, rect, say, text, write
 from page_cells import run_cells
 
 PAGE = run_cells("06-logical-axes", "imports", "axis-rules", "rules", "tables")
@@ -34,33 +34,33 @@ def logical_axes():
     """One weight with names, two tables, two placements."""
     left, table, right = 0, 118, 262
     drawn = [
-        text(left + 42, 14, "the weight", 12.5, "middle", True),
-        text(table + 60, 14, "the table", 12.5, "middle", True),
-        text(right + 48, 14, "the array lies", 12.5, "middle", True),
+        text(left + 42, 14, say("the weight"), 12.5, "middle", True),
+        text(table + 60, 14, say("the table"), 12.5, "middle", True),
+        text(right + 48, 14, say("the array lies"), 12.5, "middle", True),
     ]
     middle = 112  # of the weight, between the two tables
     drawn += [
         frame(left + 18, middle - 20, 66, 40, opacity=0.8),
-        text(left + 51, middle + 4, "w_DF", 13, "middle", True),
-        text(left + 51, middle - 27, "hidden", 12, "middle"),
+        text(left + 51, middle + 4, kept("w_DF"), 13, "middle", True),
+        text(left + 51, middle - 27, kept("hidden"), 12, "middle"),
         f'<g transform="rotate(-90 {left + 10} {middle})">'
-        + text(left + 10, middle + 4, "embed", 12, "middle")
+        + text(left + 10, middle + 4, kept("embed"), 12, "middle")
         + "</g>",
     ]
     ways = [("by_columns", None, "model", 44), ("by_rows", "model", None, 136)]
     for name, embed, hidden, y in ways:
-        drawn.append(text(table, y - 2, name, 11.5, opacity=0.85))
+        drawn.append(text(table, y - 2, kept(name), 11.5, opacity=0.85))
         drawn.append(frame(table, y + 4, 120, 46, opacity=0.5))
         for row, (logical, axis) in enumerate([("embed", embed), ("hidden", hidden)]):
             at = y + 22 + 20 * row
-            drawn.append(text(table + 8, at, logical, 12))
+            drawn.append(text(table + 8, at, kept(logical), 12))
             drawn.append(arrow(table + 54, at - 4, table + 66, at - 4, width=1.1))
-            word = text(table + 72, at, axis or "None", 12, bold=axis is not None)
+            word = text(table + 72, at, kept(axis or "None"), 12, bold=axis is not None)
             drawn.append(f'<g fill="{COLOUR[axis]}">{word}</g>' if axis else word)
         drawn.append(arrow(table + 124, y + 27, right - 8, y + 27))
         drawn += matrix(right, y + 3, embed, hidden)
         spec = str(jax.P(embed, hidden)).replace("PartitionSpec", "P")
-        drawn.append(text(right + 48, y + 66, spec, 11.5, "middle"))
+        drawn.append(text(right + 48, y + 66, kept(spec), 11.5, "middle"))
         turn = 104 if y < middle - 20 else middle + 8
         drawn.append(
             line([(88, turn), (100, turn), (100, y + 27)], more=' stroke-linejoin="round"')
@@ -75,25 +75,25 @@ def logical_axes():
 
 
 ROWS = [  # what it is called, its dimensions
-    ("w_ID", "ID"),
-    ("place_SD", "SD"),
-    ("two scales", "D"),
-    ("w_q, w_k, w_v", "DHC"),
-    ("w_o", "HCD"),
-    ("w_DF", "DF"),
-    ("b_F", "F"),
-    ("w_FD", "FD"),
-    ("b_D", "D"),
-    ("w_DV", "DV"),
+    (kept("w_ID"), "ID"),
+    (kept("place_SD"), "SD"),
+    (say("two scales"), "D"),
+    (kept("w_q, w_k, w_v"), "DHC"),
+    (kept("w_o"), "HCD"),
+    (kept("w_DF"), "DF"),
+    (kept("b_F"), "F"),
+    (kept("w_FD"), "FD"),
+    (kept("b_D"), "D"),
+    (kept("w_DV"), "DV"),
     None,  # from here on activations, whose D is not named
-    ("x_BSD", "BSd"),
-    ("logits_BV", "BV"),
+    (kept("x_BSD"), "BSd"),
+    (kept("logits_BV"), "BV"),
 ]
 COLUMNS = {
-    "data parallel": ["data", "parallel"],
-    "FSDP": ["FSDP"],
-    "tensor parallel": ["tensor", "parallel"],
-    "FSDP x tensor": ["FSDP", "× tensor"],
+    "data parallel": say("data\nparallel"),
+    "FSDP": kept("FSDP"),
+    "tensor parallel": say("tensor\nparallel"),
+    "FSDP x tensor": say("FSDP\n× tensor"),
 }
 SIDE, LEFT, WIDE, TOP, HIGH = 17, 98, 66, 42, 23
 
@@ -119,9 +119,8 @@ def named_grid():
     drawn = []
     for number, words in enumerate(COLUMNS.values()):
         x = LEFT + WIDE * number
-        for row, word in enumerate(words):
-            y = (14 if len(words) == 2 else 21) + 14 * row
-            drawn.append(text(x, y, word, 11.5, bold=True))
+        y = 14 if "\n" in words else 21
+        drawn += lines(x, y, 14, words, 11.5, bold=True)
     y = TOP
     for entry in ROWS:
         if entry is None:
@@ -133,7 +132,11 @@ def named_grid():
         for number, table in enumerate(COLUMNS):
             drawn += boxes(LEFT + WIDE * number, y, dimensions, PAGE["tables"][table])
         y += HIGH
-    key = [("data", "sharded along data", 0), ("model", "along model", 152), (None, "whole", 258)]
+    key = [
+        ("data", say("sharded along {axis}", axis=kept("data")), 0),
+        ("model", say("along {axis}", axis=kept("model")), 152),
+        (None, say("whole"), 258),
+    ]
     y += 4
     for axis, words, x in key:
         if axis:
@@ -168,20 +171,28 @@ def letters(x, y, dimensions, cut):
 def head_size():
     """Queries times keys, with heads or features of a head along `model`."""
     ways = [
-        ("heads along model", "H", "whole scores of its own heads"),
-        ("head_size along model", "C", "partial scores of all heads: all-reduce"),
+        (
+            say("{name} along {axis}", name=kept("heads"), axis=kept("model")),
+            "H",
+            say("whole scores of its own heads"),
+        ),
+        (
+            say("{name} along {axis}", name=kept("head_size"), axis=kept("model")),
+            "C",
+            say("partial scores of all heads: {collective}", collective=kept("all-reduce")),
+        ),
     ]
     drawn = []
     for number, (title, cut, outcome) in enumerate(ways):
         y = 14 + 84 * number
         drawn.append(text(0, y, title, 12.5, bold=True))
         top = y + 24
-        for x, name, dimensions in [(0, "queries", "BSHC"), (112, "keys", "BTHC")]:
+        for x, name, dimensions in [(0, say("queries"), "BSHC"), (112, say("keys"), "BTHC")]:
             drawn.append(text(x, top - 5, name, 11.5))
             drawn += letters(x, top, dimensions, cut)
         drawn.append(text(93, top + 14, "·", 16, "middle", True))
         drawn.append(arrow(194, top + 9, 218, top + 9))
-        drawn.append(text(226, top - 5, "scores", 11.5))
+        drawn.append(text(226, top - 5, say("scores"), 11.5))
         drawn += letters(226, top, "BHST", cut)
         drawn.append(text(360, top + 36, outcome, 12, "end"))
     says = (

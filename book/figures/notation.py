@@ -10,7 +10,7 @@ import re
 os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")
 
 import jax  # noqa: E402
-from kit import DATA, INK, arrow, figure, frame, line, rect, text, write  # noqa: E402
+from kit import DATA, INK, arrow, figure, frame, kept, line, rect, text, write  # noqa: E402
 
 import meshscope as ms  # noqa: E402
 
@@ -60,7 +60,7 @@ def axis_colours():
     for number, axis in enumerate(AXES):
         x, y = step * (number % 3), 4 + 34 * (number // 3)
         parts.append(rect(x, y, 40, 20, f"var(--ms-{axis},{ms.PALETTE[axis]})", radius=3))
-        parts.append(text(x + 48, y + 15, axis, 13, bold=True))
+        parts.append(text(x + 48, y + 15, kept(axis), 13, bold=True))
     return figure(360, 62, f"Colours of the mesh axes: {', '.join(AXES)}.", parts)
 
 

@@ -1,6 +1,6 @@
 """Figure: ten columns do not divide by four devices; twelve do, and two of them are masked."""
 
-from kit import INK, MODEL, figure, frame, line, rect, text, write
+from kit import INK, MODEL, figure, frame, kept, line, rect, say, text, write
 
 CLASSES, PARTS = 10, 4
 PADDED = PARTS * -(-CLASSES // PARTS)  # 12
@@ -32,17 +32,23 @@ def cuts(y, count):
 
 
 def draw():
-    parts = [text(LEFT, 16, f"{CLASSES} columns ÷ {PARTS}: the cuts fall inside columns", 12.5)]
+    sizes = {"columns": CLASSES, "devices": PARTS}
+    words = say("{columns} columns ÷ {devices}: the cuts fall inside columns", **sizes)
+    parts = [text(LEFT, 16, words, 12.5)]
     parts += cells(32, CLASSES) + cuts(32, CLASSES)
-    parts.append(text(LEFT, 104, f"{PADDED} columns ÷ {PARTS} = {PADDED // PARTS} each", 12.5))
+    sizes = {"columns": PADDED, "devices": PARTS, "each": PADDED // PARTS}
+    parts.append(text(LEFT, 104, say("{columns} columns ÷ {devices} = {each} each", **sizes), 12.5))
     parts += cells(120, PADDED) + cuts(120, PADDED)
     for n in range(PARTS):
         middle = LEFT + CELL * PADDED / PARTS * (n + 0.5)
-        parts.append(text(middle, 174, f"devices {n}, {n + PARTS}", 11.5, "middle"))
-    parts.append(text(LEFT, 204, "logits", 12, opacity=0.8))
+        words = say("devices {one}, {other}", one=n, other=n + PARTS)
+        parts.append(text(middle, 174, words, 11.5, "middle"))
+    parts.append(text(LEFT, 204, kept("logits"), 12, opacity=0.8))
     for n in range(PADDED):
         x = LEFT + CELL * (n + 0.5)
-        parts.append(text(x, 224, f"z{n}" if n < CLASSES else "−∞", 12, "middle", n >= CLASSES))
+        parts.append(
+            text(x, 224, kept(f"z{n}") if n < CLASSES else "−∞", 12, "middle", n >= CLASSES)
+        )
     says = (
         f"A head with {CLASSES} columns on {PARTS} positions of model: equal parts would cut "
         f"columns in two. Padded to {PADDED}, each device has {PADDED // PARTS} columns; the "

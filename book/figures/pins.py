@@ -4,14 +4,14 @@ Chapter 3's tiny block, 64 × 512 and 512 × 64, sharded over both axes of a 2×
 gathered is what the CPU's compiler chose; a strip of the chapter checks it.
 """
 
-from kit import DATA, INK, arrow, figure, frame, rect, shape, strong, text, write
+from kit import DATA, INK, arrow, figure, frame, rect, say, shape, strong, text, write
 
 B, D, F, DATA_SIZE, MODEL_SIZE = 16, 64, 512, 2, 4
 W = 4 * D * F // MODEL_SIZE  # bytes of a gathered weight: its cut along model stays
 H = 4 * B * F // MODEL_SIZE  # bytes of the gathered activation
 WAYS = [  # heading, what is pinned, the second gather, its bytes, is y in rows?
-    ("No pin", None, "h", H, False),
-    ("Pin on y", "y", "w_FD", W, True),
+    (say("No pin"), None, "h", H, False),
+    (say("Pin on {array}", array="y"), "y", "w_FD", W, True),
 ]
 HIGH, WIDE = 32, {"x": 44, "h": 76, "y": 44}
 AT = {"x": 2, "h": 136, "y": 314}
@@ -36,7 +36,7 @@ def gather(left, right, top, name, size):
     blue = f'<g fill="{DATA}">'
     return [
         arrow(left + 6, top + HIGH / 2, right - 6, top + HIGH / 2),
-        text(middle, top + 8, "gather", 11.5, "middle"),
+        text(middle, top + 8, say("gather"), 11.5, "middle"),
         blue + text(middle, top + 32, strong(name), 12, "middle") + "</g>",
         text(middle, top + HIGH + 14, f"{size:,} B", 11.5, "middle", opacity=0.8),
     ]
@@ -51,7 +51,8 @@ def draw():
     parts = []
     for n, (heading, pinned, second, size, rows) in enumerate(WAYS):
         top = 44 + 100 * n
-        parts.append(text(2, top - 26, f"{heading}: {W + size:,} bytes", 12.5, bold=True))
+        words = say("{heading}: {count} bytes", heading=heading, count=f"{W + size:,}")
+        parts.append(text(2, top - 26, words, 12.5, bold=True))
         parts += value("x", top, DATA_SIZE, 1) + value("h", top, DATA_SIZE, MODEL_SIZE)
         parts += value("y", top, DATA_SIZE, 1) if rows else value("y", top, 1, DATA_SIZE)
         parts += gather(AT["x"] + WIDE["x"], AT["h"], top, "w_DF", W)

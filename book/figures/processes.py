@@ -6,7 +6,7 @@ Rows are computed from the order of devices in each mesh, as the chapter compute
 from itertools import pairwise
 
 import numpy as np
-from kit import DATA, INK, MODEL, figure, frame, line, rect, text, write
+from kit import DATA, INK, MODEL, figure, frame, kept, line, rect, say, text, write
 
 DEVICES, PER_PROCESS, ROWS = 8, 4, 16
 MESHES = [  # its shape, and what its axes are called
@@ -18,7 +18,7 @@ COLOUR = {"data": DATA, "model": MODEL}
 
 
 def axis(name):
-    return f'<tspan fill="{COLOUR[name]}" font-weight="600">{name}</tspan>'
+    return kept(f'<tspan fill="{COLOUR[name]}" font-weight="600">{name}</tspan>')
 
 
 def processes_mesh():
@@ -28,8 +28,8 @@ def processes_mesh():
     for number in range(DEVICES // PER_PROCESS):
         x = number * (box + gap)
         drawn += [
-            text(x + box / 2, 14, f"process {number}", 13, "middle", bold=True),
-            text(x + box / 2, 31, "program.py", 12, "middle"),
+            text(x + box / 2, 14, say("process {number}", number=number), 13, "middle", bold=True),
+            text(x + box / 2, 31, kept("program.py"), 12, "middle"),
             frame(x + 0.5, 40, box - 1, 116, INK, 1.2),
         ]
     wire = 78
@@ -51,8 +51,10 @@ def processes_mesh():
             drawn.append(text(left + 8.2, 126, f"{device * share + part}", 11, "middle"))
     for number in range(DEVICES // PER_PROCESS):
         x = number * (box + gap) + box / 2
-        drawn.append(text(x, 149, "addressable here", 12, "middle", opacity=0.8))
-    drawn.append(text(0, 176, f"one mesh of {DEVICES} devices, one array of {ROWS} numbers", 12))
+        drawn.append(text(x, 149, say("addressable here"), 12, "middle", opacity=0.8))
+    sizes = {"devices": DEVICES, "numbers": ROWS}
+    words = say("one mesh of {devices} devices, one array of {numbers} numbers", **sizes)
+    drawn.append(text(0, 176, words, 12))
     says = (
         "Two boxes, process 0 and process 1, run the same program, with four devices each. One mesh "
         "axis, data, runs through all eight devices. Numbers 0 to 7 of an array lie in process 0, "
@@ -72,7 +74,7 @@ def processes_rows():
     drawn, y = [], 14
     for shape, names in MESHES:
         words = " × ".join(f"{axis(name)} {size}" for name, size in zip(names, shape))
-        drawn.append(text(0, y, words, 13))
+        drawn.append(text(0, y, kept(words), 13))
         held, across = rows_of(shape, names), shape[-1]
         wide, high = (43, 28) if len(shape) == 1 else (62, 28)
         for device, (first, last) in enumerate(held):
@@ -95,7 +97,8 @@ def processes_rows():
         for process, (x, below) in enumerate(lanes):
             mine = held[process * PER_PROCESS : (process + 1) * PER_PROCESS]
             count = len({row for first, last in mine for row in range(first, last + 1)})
-            drawn.append(text(x, below, f"process {process}: {count}", 12))
+            words = say("process {number}: {count}", number=process, count=count)
+            drawn.append(text(x, below, words, 12))
         y += 8 + len(shape) * high + (36 if len(shape) == 1 else 22)
     says = (
         "Three meshes of eight devices, four of each of two processes, with the rows of a batch of "

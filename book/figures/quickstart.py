@@ -1,12 +1,12 @@
 """Figure: what each of eight devices holds in the three runs of the quick start."""
 
-from kit import DATA, INK, figure, frame, rect, text, write
+from kit import DATA, INK, figure, frame, kept, rect, say, text, write
 
 DEVICES, EXAMPLES, ROWS = 8, 64 * 8, 96  # as on the page
 RUNS = {  # heading: (devices that work, is the batch sharded?, is the weight sharded?)
-    "One device": (1, False, False),
-    "Data parallel": (DEVICES, True, False),
-    "FSDP": (DEVICES, True, True),
+    say("One device"): (1, False, False),
+    say("Data parallel"): (DEVICES, True, False),
+    kept("FSDP"): (DEVICES, True, True),
 }
 LEFT, STEP, WIDE, STRIPE, PANEL = 52, 38.5, 30, 4, 126
 
@@ -23,13 +23,18 @@ def array(x, y, device, sharded, held=True):
 
 def panel(y, heading, devices, batch, weight):
     """One run: devices side by side, the batch above and the weight below."""
-    share = f"{EXAMPLES // (DEVICES if batch else 1)} of {EXAMPLES} examples"
-    rows = f"{ROWS // (DEVICES if weight else 1)} of {ROWS} rows"
+    words = say(
+        "device 0: {examples} of {all_examples} examples, {rows} of {all_rows} rows",
+        examples=EXAMPLES // (DEVICES if batch else 1),
+        all_examples=EXAMPLES,
+        rows=ROWS // (DEVICES if weight else 1),
+        all_rows=ROWS,
+    )
     drawn = [
         text(0, y, heading, 13, bold=True),
-        text(360, y, f"device 0: {share}, {rows}", 11, "end", opacity=0.85),
-        text(0, y + 44, "batch", 12),
-        text(0, y + 86, "w_DF", 12),
+        text(360, y, words, 11, "end", opacity=0.85),
+        text(0, y + 44, say("batch"), 12),
+        text(0, y + 86, kept("w_DF"), 12),
     ]
     for device in range(DEVICES):
         x, works = LEFT + STEP * device, device < devices
@@ -40,8 +45,9 @@ def panel(y, heading, devices, batch, weight):
 
 
 def draw():
-    parts = [text(0, 12, "A device holds:", 12)]
-    for x, fill, opacity, words in [(102, DATA, 1, "a piece"), (180, INK, 0.4, "the whole array")]:
+    parts = [text(0, 12, say("A device holds:"), 12)]
+    key = [(102, DATA, 1, say("a piece")), (180, INK, 0.4, say("the whole array"))]
+    for x, fill, opacity, words in key:
         parts += [rect(x, 3, 10, 10, fill, opacity), text(x + 14, 12, words, 12)]
     for number, (heading, (devices, batch, weight)) in enumerate(RUNS.items()):
         parts += panel(40 + PANEL * number, heading, devices, batch, weight)

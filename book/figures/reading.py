@@ -1,6 +1,6 @@
 """Figure: which page needs which. An arrow leads from a page to one that builds on it."""
 
-from kit import INK, arrow, figure, frame, line, text, write
+from kit import INK, arrow, figure, frame, line, say, text, write
 
 # name: (column, row, pages it needs, pages that only its second half needs)
 PAGES = {
@@ -49,7 +49,7 @@ def draw():
     for name, (_, _, needs, half_needs) in PAGES.items():
         x, y = corner(name)
         parts.append(frame(x + 0.5, y, WIDE - 1, HIGH, opacity=0.6))
-        parts.append(text(x + WIDE / 2, y + 17.5, name, 12, "middle", True))
+        parts.append(text(x + WIDE / 2, y + 17.5, say(name), 12, "middle", True))
         for other in needs + half_needs:
             if (other, name) == ("Four matmuls", "7 Explicit"):  # on the left of chapter 8
                 top, bottom = corner(other)[1] + HIGH / 2, y + HIGH / 2

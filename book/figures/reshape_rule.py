@@ -5,7 +5,7 @@
 A piece is a run of neighbours, so both drawings need the position of each number only.
 """
 
-from kit import DATA, INK, MODEL, arrow, figure, frame, rect, text, write
+from kit import DATA, INK, MODEL, arrow, figure, frame, kept, lines, rect, say, text, write
 
 HIGH = 20  # of a cell
 
@@ -27,27 +27,27 @@ def rule():
     parts = []
     for device in range(devices):
         middle = left + width * piece * (device + 0.5)
-        parts.append(text(middle, 12, f"device {device}", 11, "middle"))
+        parts.append(text(middle, 12, say("device {number}", number=device), 11, "middle"))
     parts += cells(left, 18, range(size), width, piece, MODEL, tints)
-    parts.append(text(left, 54, "[16@model]", 12))
+    parts.append(text(left, 54, kept("[16@model]"), 12))
     # to 4 by 4
     top, one, other = 118, 30, 164
-    parts += [arrow(88, 44, 88, 72), text(96, 63, "reshape(4, 4)", 12, bold=True)]
-    parts += [arrow(262, 44, 262, 72), text(270, 63, "reshape(2, 8)", 12, bold=True)]
-    parts.append(text(one, 92, "[4@model, 4]", 12))
-    parts.append(text(other, 92, "refused", 12, bold=True))
+    parts += [arrow(88, 44, 88, 72), text(96, 63, kept("reshape(4, 4)"), 12, bold=True)]
+    parts += [arrow(262, 44, 262, 72), text(270, 63, kept("reshape(2, 8)"), 12, bold=True)]
+    parts.append(text(one, 92, kept("[4@model, 4]"), 12))
+    parts.append(text(other, 92, say("refused"), 12, bold=True))
     for row in range(4):
         numbers = range(4 * row, 4 * row + 4)
         parts += cells(one, top - 16 + HIGH * row, numbers, width, piece, MODEL, tints)
         parts.append(text(one - 8, top - 2 + HIGH * row, str(row), 11, "end", opacity=0.8))
-    parts.append(text(one, top + 82, "row = device", 11, opacity=0.8))
+    parts.append(text(one, top + 82, say("row = device"), 11, opacity=0.8))
     # to 2 by 8
     for row in range(2):
         numbers = range(8 * row, 8 * row + 8)
         y = top - 16 + 32 * row
         parts += cells(other, y, numbers, width, piece, MODEL, tints)
         parts.append(frame(other - 1, y - 1.5, 8 * width + 0.5, HIGH + 1.5, INK, 1.2, dashed=True))
-    parts.append(text(other, top + 56, "a row = two devices", 11, opacity=0.8))
+    parts.append(text(other, top + 56, say("a row = two devices"), 11, opacity=0.8))
     says = (
         "Sixteen numbers in a row, four on each of four devices along model. Reshaped to 4 by 4, "
         "each row is what one device has: the type is [4@model, 4]. Reshaped to 2 by 8, each row "
@@ -60,16 +60,16 @@ def microbatches():
     devices, rows, count = 2, 8, 2  # devices along data, rows, microbatches
     piece, tints, width, top = rows // devices, (0.16, 0.46), 30, 54
     each = rows // count
-    parts = [text(56, top - 8, "rows", 11, opacity=0.8)]
+    parts = [text(56, top - 8, say("rows"), 11, opacity=0.8)]
     for device in range(devices):
         y = top + HIGH * piece * (device + 0.5)
-        parts.append(text(26, y + 2, f"device {device}", 11, "middle"))
+        parts.append(text(26, y + 2, say("device {number}", number=device), 11, "middle"))
     for row in range(rows):
         parts += cells(56, top + HIGH * row, [row], width, piece, DATA, tints)
     # rows by microbatches
     one, other, small = 140, 268, 22
-    parts.append(text(one - 8, 14, "reshape(4, 2)", 12, bold=True))
-    parts.append(text(one - 8, 30, "microbatch", 11, opacity=0.8))
+    parts.append(text(one - 8, 14, kept("reshape(4, 2)"), 12, bold=True))
+    parts.append(text(one - 8, 30, say("microbatch"), 11, opacity=0.8))
     for column in range(count):
         middle = one + width * (column + 0.5)
         parts.append(text(middle, top - 8, str(column), 11, "middle", opacity=0.8))
@@ -77,19 +77,19 @@ def microbatches():
         numbers = range(count * row, count * row + count)
         parts += cells(one, top + HIGH * row, numbers, width, piece, DATA, tints)
     parts.append(frame(one - 2, top - 2, width + 1.5, HIGH * each + 2, INK, 1.4))
-    parts.append(text(one - 8, top + 102, "each has rows", 11, opacity=0.8))
-    parts.append(text(one - 8, top + 116, "of both devices", 11, opacity=0.8))
+    words = say("each has rows\nof both devices")
+    parts += lines(one - 8, top + 102, 14, words, 11, opacity=0.8)
     # microbatches by rows
-    parts.append(text(other - 14, 14, "reshape(2, 4)", 12, bold=True))
-    parts.append(text(other - 14, 30, "microbatch", 11, opacity=0.8))
+    parts.append(text(other - 14, 14, kept("reshape(2, 4)"), 12, bold=True))
+    parts.append(text(other - 14, 30, say("microbatch"), 11, opacity=0.8))
     for row in range(count):
         numbers = range(each * row, each * row + each)
         y = top + HIGH * row
         parts += cells(other, y, numbers, small, piece, DATA, tints)
         parts.append(text(other - 6, y + 13.5, str(row), 11, "end", opacity=0.8))
     parts.append(frame(other - 2, top - 2, small * each + 1.5, HIGH + 2, INK, 1.4, dashed=True))
-    parts.append(text(other - 14, top + 62, "0 lies on", 11, opacity=0.8))
-    parts.append(text(other - 14, top + 76, "device 0 alone", 11, opacity=0.8))
+    words = say("0 lies on\ndevice 0 alone")
+    parts += lines(other - 14, top + 62, 14, words, 11, opacity=0.8)
     says = (
         "Eight rows, four on each of two devices along data, into two microbatches. Reshaped to "
         "4 by 2, a microbatch is a column, with rows of both devices. Reshaped to 2 by 4, a "

@@ -7,7 +7,7 @@ against what the collective promises. A row is a device, a column is a place for
 from fractions import Fraction
 from typing import NamedTuple
 
-from kit import INK, arrow, figure, frame, line, rect, text, write
+from kit import INK, arrow, figure, frame, kept, line, rect, say, text, write
 
 AXIS_X = "var(--ms-axis-2,#8a6ae0)"  # the colour that meshscope gives an axis X
 N = 4
@@ -52,7 +52,7 @@ ONE_EACH = [[SUMS[p] if p == device else None for p in range(N)] for device in r
 def reduce_scatter():
     """In each step a device passes a partial sum on, and the next adds its own number."""
     held = [[(number, 1) for number in row] for row in START]
-    moments = [Moment([[summed(*entry) for entry in row] for row in held], says="start")]
+    moments = [Moment([[summed(*entry) for entry in row] for row in held], says=say("start"))]
     for step in range(1, N):
         after, moves = [row[:] for row in held], []
         for piece in range(N):
@@ -64,7 +64,7 @@ def reduce_scatter():
             moves.append((sender, receiver, piece))
         held = after
         cells = [[entry and summed(*entry) for entry in row] for row in held]
-        moments.append(Moment(cells, moves, f"step {step}", PIECE))
+        moments.append(Moment(cells, moves, say("step {number}", number=step), PIECE))
     assert [[entry and entry[0] for entry in row] for row in held] == ONE_EACH
     return moments
 
@@ -76,7 +76,7 @@ def all_gather():
     def drawn():
         return [[number and summed(number, N) for number in row] for row in held]
 
-    moments = [Moment(drawn(), says="start")]
+    moments = [Moment(drawn(), says=say("start"))]
     for step in range(1, N):
         after, moves = [row[:] for row in held], []
         for piece in range(N):
@@ -85,7 +85,7 @@ def all_gather():
             after[receiver][piece] = held[sender][piece]
             moves.append((sender, receiver, piece))
         held = after
-        moments.append(Moment(drawn(), moves, f"step {step}", PIECE))
+        moments.append(Moment(drawn(), moves, say("step {number}", number=step), PIECE))
     assert held == [SUMS] * N
     return moments
 
@@ -96,8 +96,8 @@ def all_reduce():
     once = sum(moment.sent for moment in first)
     return [
         first[0],
-        Moment(first[-1].held, [], "reduce-scatter", once),
-        Moment(last[-1].held, [], "all-gather", once),
+        Moment(first[-1].held, [], kept("reduce-scatter"), once),
+        Moment(last[-1].held, [], kept("all-gather"), once),
     ]
 
 
@@ -108,7 +108,7 @@ def all_to_all():
     for source in range(N):
         held[source][source] = START[source][source]
         travelling |= {(source, t): source for t in range(N) if t != source}
-    moments, passed = [Moment([[Cell(x) for x in row] for row in START], says="start")], 0
+    moments, passed = [Moment([[Cell(x) for x in row] for row in START], says=say("start"))], 0
     for step in range(1, N):
         moves = []
         for way, device in travelling.items():
@@ -133,7 +133,7 @@ def all_to_all():
         sent = len(travelling) // N * PIECE // N
         passed += sent
         travelling = {way: at for way, at in travelling.items() if way not in arrived}
-        moments.append(Moment(cells, moves, f"step {step}", sent))
+        moments.append(Moment(cells, moves, say("step {number}", number=step), sent))
     assert [list(row.values()) for row in held.values()] == [
         list(column) for column in zip(*START, strict=True)
     ]
@@ -146,8 +146,8 @@ def permute():
     after = [[Cell(x, AXIS_X, STRENGTH[4], True) for x in START[device - 1]] for device in range(N)]
     moves = [((device - 1) % N, device, place) for device in range(N) for place in range(N)]
     return [
-        Moment([[Cell(x) for x in row] for row in START], says="start"),
-        Moment(after, moves, "step 1", PIECE),
+        Moment([[Cell(x) for x in row] for row in START], says=say("start")),
+        Moment(after, moves, say("step {number}", number=1), PIECE),
     ]
 
 
@@ -199,7 +199,7 @@ def total(moments):
     return sum(moment.sent for moment in moments)
 
 
-def collective(moments, says, sums, label="each sends"):
+def collective(moments, says, sums, label=None):
     """A row of frames, with the bytes that each device sends below."""
     y = 32
     drawn, below = devices(y), y + DOWN * N + 12
@@ -211,10 +211,10 @@ def collective(moments, says, sums, label="each sends"):
         if number:
             drawn.append(text(x, below, share(moment.sent), 12))
             if not moment.moves:  # three steps in one
-                drawn.append(text(x, below + 15, f"in {N - 1} steps", 11))
+                drawn.append(text(x, below + 15, say("in {count} steps", count=N - 1), 11))
                 middle = y + DOWN * N / 2 - GAP / 2
                 drawn.append(arrow(x - 32, middle, x - 8, middle, AXIS_X, 1.5))
-    drawn.append(text(LEFT, below, label, 11, opacity=0.85))
+    drawn.append(text(LEFT, below, label or say("each sends"), 11, opacity=0.85))
     below += 38 if any(not m.moves for m in moments[1:]) else 24
     drawn.append(text(LEFT, below, sums, 12))
     return figure(360, below + 8, says, drawn)
@@ -230,21 +230,21 @@ def draw():
             f"{ring}Reduce-scatter: each device starts with four numbers; in three steps each "
             "passes a partial sum to the next, which adds its own; then device i holds the sum of "
             f"column i: {sums}. In each step each device sends a quarter of the array.",
-            f"together {share(once)}",
+            say("together {share}", share=share(once)),
         ),
         "ring_all_gather": collective(
             all_gather(),
             f"{ring}All-gather: device i starts with one number, {sums} in turn; in three steps "
             "the numbers travel around and each device keeps a copy, until all have all four. In "
             "each step each device sends a quarter of the array.",
-            f"together {share(once)}",
+            say("together {share}", share=share(once)),
         ),
         "ring_all_reduce": collective(
             all_reduce(),
             f"{ring}All-reduce: each device starts with four numbers. A reduce-scatter in three "
             "steps leaves each with the sum of one column, an all-gather in three more gives all "
             f"four sums, {sums}, to every device. Each half sends three quarters of the array.",
-            f"together 2 · {share(once)}",
+            say("together {share}", share=f"2 · {share(once)}"),
         ),
         "ring_all_to_all": collective(
             all_to_all(),
@@ -252,14 +252,14 @@ def draw():
             "Numbers for devices further away are passed on, so that a device passes three numbers "
             "in the first step, two in the second and one in the third, "
             f"{share(total(all_to_all()))}; half of it is its own.",
-            f"of its own {share(once // N)}",
-            "passes on",
+            say("of its own {share}", share=share(once // N)),
+            say("passes on"),
         ),
         "ring_permute": collective(
             permute(),
             f"{ring}Collective-permute: in one step each device sends its row of numbers, "
             "a quarter of the array, to the next device, and the last to the first.",
-            f"{share(PIECE)} in one step",
+            say("{share} in one step", share=share(PIECE)),
         ),
     }
 

@@ -4,14 +4,15 @@ Chapter 3's tiny stack, as compiled for CPU: sharded by layers, all are gathered
 sharded by features, one in each step.
 """
 
-from kit import DATA, figure, frame, rect, text, write
+from kit import DATA, figure, frame, kept, rect, say, text, write
 
 L, D, F, MODEL_SIZE = 6, 64, 512, 4
 LAYER = 4 * 2 * D * F // MODEL_SIZE  # bytes of one layer's two weights, gathered
 CELL, LEFT = 19, 34
 
 
-def panel(x, heading, detail, all_at_once):
+def panel(x, heading, size, all_at_once):
+    detail = say("{count} bytes held", count=f"{size:,}")
     drawn = [text(x, 14, heading, 12.5, bold=True), text(x, 31, detail, 11.5)]
     grid = x + LEFT
     columns = range(-1, L) if all_at_once else range(L)
@@ -28,17 +29,23 @@ def panel(x, heading, detail, all_at_once):
     for step in columns:
         if step >= 0:
             drawn.append(text(grid + CELL * (step + 0.5), bottom + 15, str(step), 11.5, "middle"))
-    drawn.append(text(grid, bottom + 31, "step of the scan", 11.5, opacity=0.8))
-    drawn.append(text(x, 50, "layer", 11.5, opacity=0.8))
+    drawn.append(text(grid, bottom + 31, say("step of the scan"), 11.5, opacity=0.8))
+    drawn.append(text(x, 50, say("layer"), 11.5, opacity=0.8))
     return drawn
 
 
 def draw():
-    parts = panel(2, "Layers over data", f"{L * LAYER:,} bytes held", True)
-    parts += panel(188, "Features over data", f"{LAYER:,} bytes held", False)
+    parts = panel(2, say("Layers over {axis}", axis=kept("data")), L * LAYER, True)
+    parts += panel(188, say("Features over {axis}", axis=kept("data")), LAYER, False)
     key = 58 + CELL * L + 52
-    parts += [rect(36, key - 9, 10, 10, DATA, 0.95), text(52, key, "gathered and in use", 11.5)]
-    parts += [rect(188, key - 9, 10, 10, DATA, 0.35), text(204, key, "gathered, waiting", 11.5)]
+    parts += [
+        rect(36, key - 9, 10, 10, DATA, 0.95),
+        text(52, key, say("gathered and in use"), 11.5),
+    ]
+    parts += [
+        rect(188, key - 9, 10, 10, DATA, 0.35),
+        text(204, key, say("gathered, waiting"), 11.5),
+    ]
     says = (
         f"Layers held gathered in each of {L} steps. Layers over data: all {L} in every step, "
         f"{L * LAYER:,} bytes. Features over data: only the layer in use, {LAYER:,} bytes."

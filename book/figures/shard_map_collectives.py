@@ -4,7 +4,7 @@ A row is a device, as in the printed output of the cells beside the figures. Blu
 a copy that all devices have, an outline a device's own term of a sum.
 """
 
-from kit import DATA, INK, arrow, figure, frame, rect, text, write
+from kit import DATA, INK, arrow, figure, frame, rect, say, text, write
 
 N, CELL, HIGH, STEP = 8, 25, 17, 19  # devices; px of a cell across and down; distance of rows
 LEFT, TOP, GAP = 36, 24, 54
@@ -29,9 +29,9 @@ def panel(before, after, styles, says):
     wide_before, wide_after = (CELL if len(side[0]) > 1 else 34 for side in (before, after))
     start = LEFT + wide_before * len(before[0]) + GAP
     parts = [
-        text(0, TOP - 9, "device", 11, opacity=0.8),
-        text(LEFT + 6, TOP - 9, "before", 12),
-        text(start, TOP - 9, "after", 12),
+        text(0, TOP - 9, say("device"), 11, opacity=0.8),
+        text(LEFT + 6, TOP - 9, say("before"), 12),
+        text(start, TOP - 9, say("after"), 12),
     ]
     for device in range(N):
         y = TOP + STEP * device + 12.7

@@ -4,7 +4,7 @@ Rows lie along `data`, so each half of the mesh, four devices, has four of them.
 rows, also along `data`, so one belongs on each half: row 3 crosses.
 """
 
-from kit import DATA, INK, arrow, figure, frame, rect, text, write
+from kit import DATA, INK, arrow, figure, frame, kept, lines, rect, say, text, write
 
 ROWS, HALVES = 8, 2
 KEPT = (2, 3)  # of the slice
@@ -13,10 +13,10 @@ WIDE, HIGH, GAP = 62, 20, 3
 LEFT, RIGHT = 96, 236  # where the batch and the result stand
 
 
-def row(x, y, number, kept):
+def row(x, y, number, taken):
     return [
-        rect(x, y, WIDE, HIGH, DATA, 0.55 if kept else 0.16, 2),
-        text(x + WIDE / 2, y + 14, f"row {number}", 11, "middle", kept),
+        rect(x, y, WIDE, HIGH, DATA, 0.55 if taken else 0.16, 2),
+        text(x + WIDE / 2, y + 14, say("row {number}", number=number), 11, "middle", taken),
     ]
 
 
@@ -25,14 +25,14 @@ def halves():
     half_high = per_half * (HIGH + GAP) - GAP
     tops = [34, 34 + half_high + 24]
     parts = [
-        text(LEFT + WIDE / 2, 16, "x_BD", 12, "middle", True),
-        text(RIGHT + WIDE / 2, 16, "x_BD[2:4]", 12, "middle", True),
+        text(LEFT + WIDE / 2, 16, kept("x_BD"), 12, "middle", True),
+        text(RIGHT + WIDE / 2, 16, kept("x_BD[2:4]"), 12, "middle", True),
     ]
     places = {}
     for half, top in enumerate(tops):
+        words = say("devices {first}\nto {last}", first=4 * half, last=4 * half + 3)
         parts += [
-            text(2, top + half_high / 2 - 4, f"devices {4 * half}", 11),
-            text(2, top + half_high / 2 + 10, f"to {4 * half + 3}", 11),
+            *lines(2, top + half_high / 2 - 4, 14, words, 11),
             frame(LEFT - 7, top - 7, RIGHT + WIDE + 14 - LEFT, half_high + 14, INK, 1, 0.4),
         ]
         for index in range(per_half):
@@ -49,14 +49,16 @@ def halves():
         parts += row(RIGHT, y, number, True)
         if goes_to == comes_from:
             parts.append(arrow(end[0], y + HIGH / 2, end[1], y + HIGH / 2))
-            parts.append(text(sum(end) / 2, y + HIGH / 2 - 5, "stays", 11, "middle"))
+            parts.append(text(sum(end) / 2, y + HIGH / 2 - 5, say("stays"), 11, "middle"))
         else:
             turn = LEFT + WIDE + 28
             start = places[number] + HIGH / 2
             parts.append(rect(end[0], start - 0.7, turn - end[0], 1.4))
             parts.append(rect(turn - 0.7, start, 1.4, y + HIGH / 2 - start))
             parts.append(arrow(turn, y + HIGH / 2, end[1], y + HIGH / 2))
-            parts.append(text(turn + 8, (tops[0] + half_high + tops[1]) / 2 + 22, "crosses", 11))
+            parts.append(
+                text(turn + 8, (tops[0] + half_high + tops[1]) / 2 + 22, say("crosses"), 11)
+            )
     says = (
         f"Left, eight rows of x_BD: rows 0 to 3 on devices 0 to 3, rows 4 to 7 on devices 4 to 7. "
         f"Right, the slice of rows {KEPT[0]} and {KEPT[1]}, one for each half of the devices: row "

@@ -7,7 +7,7 @@ in order; a thing starts as soon as its inputs are there and its lane is free.
 
 from typing import NamedTuple
 
-from kit import DATA, INK, MODEL, figure, frame, line, rect, shape, text, write
+from kit import DATA, INK, MODEL, figure, frame, kept, line, rect, say, shape, strong, text, write
 
 # Three layers of the book's large model: two matmuls each. Eight sequences of 4,096 tokens.
 L, D, F, TOKENS, DEVICES = 3, 4096, 16384, 8 * 4096, 8
@@ -37,14 +37,14 @@ class Strategy(NamedTuple):
 
 
 STRATEGIES = [
-    Strategy("Data parallel", 8, 1),
-    Strategy("Tensor parallel", 1, 8),
-    Strategy("FSDP", 8, 1, True),
-    Strategy("FSDP × tensor", 2, 4, True),
+    Strategy(say("Data parallel"), 8, 1),
+    Strategy(say("Tensor parallel"), 1, 8),
+    Strategy(kept("FSDP"), 8, 1, True),
+    Strategy(say("FSDP × tensor"), 2, 4, True),
 ]
 PREFETCH = [
-    Strategy("No prefetch", 8, 1, True, ahead=0),
-    Strategy("One layer ahead", 8, 1, True, ahead=1),
+    Strategy(say("No prefetch"), 8, 1, True, ahead=0),
+    Strategy(say("One layer ahead"), 8, 1, True, ahead=1),
 ]
 
 
@@ -114,6 +114,9 @@ COLOUR = {"data": DATA, "model": MODEL}
 KINDS = {"gather": "all-gather", "scatter": "reduce-scatter", "reduce": "all-reduce"}
 
 
+PHASES = [(say("forward"), "y1"), (say("backward"), f"dx{L}"), (say("update"), "update")]
+
+
 def x_of(ms):
     return LEFT + SCALE * ms
 
@@ -139,10 +142,12 @@ def lane(tasks, times, name):
 def mesh(strategy):
     """The sizes of the mesh, each in the colour of its axis."""
     axes = {"data": strategy.data, "model": strategy.model}
-    return " × ".join(
-        f'<tspan fill="{COLOUR[name]}">{name} {size}</tspan>'
-        for name, size in axes.items()
-        if size > 1
+    return kept(
+        " × ".join(
+            f'<tspan fill="{COLOUR[name]}">{name} {size}</tspan>'
+            for name, size in axes.items()
+            if size > 1
+        )
     )
 
 
@@ -160,9 +165,9 @@ def computing(tasks, y):
         if task.name != "update":
             what, layer = task.name[:-1], task.name[-1]
             drawn.append(text(middle, y + 12, layer, 11, "middle", True))
-            drawn.append(text(middle, y + 24, what, 11, "middle"))
+            drawn.append(text(middle, y + 24, kept(what), 11, "middle"))
         elif width > 40:
-            drawn.append(text(middle, y + 18, f"{task.ms:.1f} ms", 11, "middle"))
+            drawn.append(text(middle, y + 18, kept(f"{task.ms:.1f} ms"), 11, "middle"))
     return drawn
 
 
@@ -186,7 +191,7 @@ def moving(tasks, y, known):
         words = KINDS[kind] if key in known else f"{KINDS[kind]} {', '.join(what[key])}"
         if key not in named and x >= free:
             named[key], free = True, x + 6.1 * len(words) + 8
-            drawn.append(text(x, y + LOW + 13, words, 11))
+            drawn.append(text(x, y + LOW + 13, kept(words), 11))
     assert named.keys() == what.keys(), "a kind without a name"
     known.update(named)
     return drawn
@@ -198,16 +203,16 @@ def panel(top, strategy, known):
     end = times["update"][1]
     waits = end - sum(task.ms for task in tasks if task.lane == "compute")
     upper, lower = top + 25, top + 25 + HIGH + 4
-    name = f'<tspan font-weight="600" font-size="14">{strategy.title}</tspan>  '
+    name = say("{strategy}  {mesh}", strategy=strong(strategy.title, 14), mesh=mesh(strategy))
     drawn = [
-        text(0, top, name + mesh(strategy), 12),
-        text(284, top, f"{end:.1f} ms", 12, "end"),
+        text(0, top, name, 12),
+        text(284, top, kept(f"{end:.1f} ms"), 12, "end"),
         frame(290.5, top - 9, 11, 10, INK, 0.8, 0.6, True),
-        text(306, top, f"waits {waits:.1f}", 12),
-        text(0, upper + HIGH / 2 + 4, "compute", 12),
-        text(0, lower + 13, "wire", 12),
+        text(306, top, say("waits {ms}", ms=f"{waits:.1f}"), 12),
+        text(0, upper + HIGH / 2 + 4, say("compute"), 12),
+        text(0, lower + 13, say("wire"), 12),
     ]
-    for phase, first in [("forward", "y1"), ("backward", f"dx{L}"), ("update", "update")]:
+    for phase, first in PHASES:
         x = x_of(times[first][0])
         room = x + 7 * len(phase) < 360  # or it ends at the right edge
         anchor = "start" if room else "end"
@@ -229,12 +234,15 @@ def panels(strategies, says):
     parts.append(line([(LEFT, axis), (x_of(14), axis)], more=' opacity=".5"'))
     for ms in range(0, 15, 2):
         parts.append(line([(x_of(ms), axis), (x_of(ms), axis + 4)], more=' opacity=".5"'))
-        words = f"{ms}" if ms else "0 ms"
+        words = ms if ms else kept("0 ms")
         parts.append(text(x_of(ms), axis + 16, words, 11, "middle", opacity=0.8))
-    speeds = (
-        f"{FLOPS / 1e12:.0f} Tflop/s, wire {WIRE / 1e9:.0f} GB/s, memory {MEMORY / 1e12:.2f} TB/s"
+    speeds = say(
+        "one H100: {flops} Tflop/s, wire {wire} GB/s, memory {memory} TB/s",
+        flops=f"{FLOPS / 1e12:.0f}",
+        wire=f"{WIRE / 1e9:.0f}",
+        memory=f"{MEMORY / 1e12:.2f}",
     )
-    parts.append(text(0, axis + 38, f"one H100: {speeds}", 11, opacity=0.85))
+    parts.append(text(0, axis + 38, speeds, 11, opacity=0.85))
     return figure(360, axis + 42, says.format("; ".join(said)), parts)
 
 

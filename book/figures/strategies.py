@@ -1,6 +1,6 @@
 """Figures of the page about strategies: memory in training, what is divided, what is moved."""
 
-from kit import DATA, INK, MODEL, figure, frame, line, rect, shape, text, write
+from kit import DATA, INK, MODEL, figure, frame, kept, line, lines, rect, say, shape, text, write
 from page_cells import run_cells
 
 PAGE = run_cells("strategies", "models", "weights", "bytes", "divides", "per-device", "machines")
@@ -28,27 +28,30 @@ def training_memory():
         drawn.append(line([(x, 34), (x, 136)], more=' stroke-dasharray="3 3"'))
         anchor = "start" if gb == 16 else "middle" if gb == 80 else "end"
         at = x - 4 if gb == 16 else x
-        drawn += [text(at, 12, f"{gb} GB", 12, anchor, bold=True), text(at, 27, device, 11, anchor)]
+        drawn += [
+            text(at, 12, kept(f"{gb} GB"), 12, anchor, bold=True),
+            text(at, 27, kept(device), 11, anchor),
+        ]
     for number, (name, gb) in enumerate(stored.items()):
         x, y = left, 44 + 48 * number
-        drawn.append(text(0, y + 22, name, 14, bold=True))
+        drawn.append(text(0, y + 22, kept(name), 14, bold=True))
         for part, size in gb.items():
             drawn.append(rect(x, y, size * scale, tall, INK, SHADES[part]))
             x += size * scale
         drawn.append(frame(left, y, x - left, tall, opacity=0.7))
-        drawn.append(text(x + 5, y + 22, f"{sum(gb.values()):.1f} GB", 12, bold=True))
+        drawn.append(text(x + 5, y + 22, kept(f"{sum(gb.values()):.1f} GB"), 12, bold=True))
     y = 164
     drawn += [text(220, y, "1B", 12, "end", True), text(300, y, "8B", 12, "end", True)]
     for part, shade in SHADES.items():
         y += 18
         drawn += [rect(left, y - 10, 12, 12, INK, shade), frame(left, y - 10, 12, 12, opacity=0.7)]
-        drawn.append(text(left + 19, y, part, 12))
+        drawn.append(text(left + 19, y, say(part), 12))
         for x, gb in zip((220, 300), stored.values(), strict=True):
-            drawn.append(text(x, y, f"{gb[part]:.1f} GB", 12, "end"))
+            drawn.append(text(x, y, kept(f"{gb[part]:.1f} GB"), 12, "end"))
     y += 20
-    drawn.append(text(left + 19, y, "together", 12, bold=True))
+    drawn.append(text(left + 19, y, say("together"), 12, bold=True))
     for x, gb in zip((220, 300), stored.values(), strict=True):
-        drawn.append(text(x, y, f"{sum(gb.values()):.1f} GB", 12, "end", True))
+        drawn.append(text(x, y, kept(f"{sum(gb.values()):.1f} GB"), 12, "end", True))
     spoken = ". ".join(
         f"{name}: {sum(gb.values()):.1f} GB, of which "
         + ", ".join(f"{part} {size:.1f}" for part, size in gb.items())
@@ -64,11 +67,11 @@ def training_memory():
 COLUMNS = ["batch", "weights", "gradients", "optimizer"]
 SIDE, GAP, LEFT, TOP = 42, 23, 72, 34
 HEADINGS = {
-    "data parallel": ["Data", "parallel"],
-    "ZeRO-1": ["ZeRO-1"],
-    "FSDP": ["FSDP"],
-    "tensor": ["Tensor", "parallel"],
-    "FSDP x tensor": ["FSDP", "× tensor"],
+    "data parallel": say("Data\nparallel"),
+    "ZeRO-1": kept("ZeRO-1"),
+    "FSDP": kept("FSDP"),
+    "tensor": say("Tensor\nparallel"),
+    "FSDP x tensor": say("FSDP\n× tensor"),
 }
 
 
@@ -100,21 +103,20 @@ def tile(x, y, rows, columns):
     for j in range(1, columns):
         drawn.append(line([(x + w * j, y), (x + w * j, y + SIDE)], MODEL, 0.9))
     drawn.append(frame(x, y, SIDE, SIDE, opacity=0.6))
-    share = "all" if rows * columns == 1 else f"1/{rows * columns}"
+    share = say("all") if rows * columns == 1 else f"1/{rows * columns}"
     drawn.append(text(x + SIDE / 2, y + SIDE + 13, share, 11, "middle"))
     return drawn
 
 
 def strategy_grid():
     """Rows are strategies, columns are what training stores; on the right the sum in GB."""
-    drawn, spoken = [text(360, 16, "GB", 12, "end", True)], []
+    drawn, spoken = [text(360, 16, kept("GB"), 12, "end", True)], []
     for number, column in enumerate(COLUMNS):
         x = LEFT + (SIDE + GAP) * number + SIDE / 2
-        drawn.append(text(x, 16, column, 11, "middle", True))
+        drawn.append(text(x, 16, say(column), 11, "middle", True))
     for row, (name, by) in enumerate(PAGE["strategies"].items()):
         y = TOP + (SIDE + 26) * row
-        for i, word in enumerate(HEADINGS[name]):
-            drawn.append(text(0, y + 18 + 14 * i, word, 12, bold=True))
+        drawn += lines(0, y + 18, 14, HEADINGS[name], 12, bold=True)
         for number, column in enumerate(COLUMNS):
             drawn += tile(LEFT + (SIDE + GAP) * number, y, *pieces(name, column))
         state = PAGE["state_per_device"](MODELS["8B"], by)
@@ -125,7 +127,7 @@ def strategy_grid():
             f"{column} {'all' if share == 1 else f'1/{share}'}"
             for column, share in zip(COLUMNS, shares, strict=True)
         )
-        spoken.append(f"{' '.join(HEADINGS[name])}: {held}, together {total:.1f} GB")
+        spoken.append(f"{' '.join(HEADINGS[name].splitlines())}: {held}, together {total:.1f} GB")
     says = (
         "A grid of small squares: rows are strategies on eight devices, columns are what training "
         "stores, and each square shows how it is divided and what device 0 holds. "
@@ -144,7 +146,7 @@ def communication_bound():
     limit = round(h100.flops / h100.wire)
     wire = 2 * layer / h100.wire * 1e3  # ms
     left, scale = 66, 294 / 2.0  # px for a millisecond
-    drawn = [text(0, 12, "tokens per device", 12), text(360, 12, "time →", 11, "end")]
+    drawn = [text(0, 12, say("tokens per device"), 12), text(360, 12, say("time →"), 11, "end")]
     spoken = []
     for number, tokens in enumerate((1024, limit, 4096)):
         y = 30 + 62 * number
@@ -155,12 +157,13 @@ def communication_bound():
         ):
             drawn.append(rect(left, y + 21 * i, ms * scale, 17, fill, opacity))
             inside = ms * scale > 200
+            words = say("{name} {time} ms", name=say(name), time=f"{ms:.2f}")
             x = left + 6 if inside else left + max(ms, wire) * scale + 5
-            drawn.append(text(x, y + 13 + 21 * i, f"{name} {ms:.2f} ms", 11))
+            drawn.append(text(x, y + 13 + 21 * i, words, 11))
         if wire > arithmetic * 1.01:
             x, to = left + arithmetic * scale, left + wire * scale
             drawn.append(frame(x, y + 21, to - x, 17, opacity=0.8, dashed=True))
-            drawn.append(text((x + to) / 2, y + 34, "waits", 11, "middle"))
+            drawn.append(text((x + to) / 2, y + 34, say("waits"), 11, "middle"))
         spoken.append(f"{tokens:,} tokens: wire {wire:.2f} ms, arithmetic {arithmetic:.2f} ms")
     says = (
         "Bars of time for one layer of the 8B model with FSDP on H100s, for three numbers of "

@@ -6,7 +6,7 @@ with the arrays of the page.
 
 from typing import NamedTuple
 
-from kit import DATA, INK, MODEL, figure, frame, line, rect, shape, text, write
+from kit import DATA, INK, MODEL, figure, frame, kept, line, rect, say, shape, strong, text, write
 
 D, F, ROWS, PIXELS = 96, 384, 64, 64
 
@@ -20,14 +20,19 @@ class Strategy(NamedTuple):
 
 
 STRATEGIES = [
-    Strategy("Data parallel", 8, 1, None, (None, "model")),
-    Strategy("ZeRO-1", 8, 1, None, (None, "data")),
-    Strategy("FSDP", 8, 1, "data", ("data", "model")),
-    Strategy("Tensor parallel", 1, 8, None, (None, "model")),
-    Strategy("FSDP × tensor", 2, 4, "data", ("data", "model")),
+    Strategy(say("Data parallel"), 8, 1, None, (None, "model")),
+    Strategy(kept("ZeRO-1"), 8, 1, None, (None, "data")),
+    Strategy(kept("FSDP"), 8, 1, "data", ("data", "model")),
+    Strategy(say("Tensor parallel"), 1, 8, None, (None, "model")),
+    Strategy(say("FSDP × tensor"), 2, 4, "data", ("data", "model")),
 ]
 COLOUR = {"data": DATA, "model": MODEL}
-COLUMNS = [(0, "batch"), (64, "w_DF, gradient"), (168, "w_FD, gradient"), (272, "moments, w_DF")]
+COLUMNS = [
+    (0, say("batch")),
+    (64, say("{weight}, gradient", weight=kept("w_DF"))),
+    (168, say("{weight}, gradient", weight=kept("w_FD"))),
+    (272, say("moments, {weight}", weight=kept("w_DF"))),
+]
 
 
 def arrays(strategy):
@@ -79,16 +84,21 @@ def array(x, y, size, drawn, axes, strategy):
 
 def mesh(strategy):
     sizes = [("data", strategy.data), ("model", strategy.model)]
-    return " × ".join(
-        f'<tspan fill="{COLOUR[name]}">{name} {size}</tspan>' for name, size in sizes if size > 1
+    return kept(
+        " × ".join(
+            f'<tspan fill="{COLOUR[name]}">{name} {size}</tspan>'
+            for name, size in sizes
+            if size > 1
+        )
     )
 
 
 def draw():
     parts, said, y = [], [], 12
     for strategy in STRATEGIES:
-        name = f'<tspan font-weight="600" font-size="13">{strategy.title}</tspan>  '
-        parts.append(text(0, y, name + mesh(strategy), 12))
+        name = strong(strategy.title, 13)
+        words = say("{strategy}  {mesh}", strategy=name, mesh=mesh(strategy))
+        parts.append(text(0, y, words, 12))
         pieces = []
         for (x, heading), (size, drawn, axes) in zip(COLUMNS, arrays(strategy), strict=True):
             if strategy is STRATEGIES[0]:

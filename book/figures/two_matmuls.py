@@ -4,12 +4,12 @@ The first weight is sharded by columns and the second by rows. Device 1 is fille
 three hold is outlined.
 """
 
-from kit import INK, MODEL, figure, frame, line, rect, text, write
+from kit import INK, MODEL, figure, frame, kept, line, rect, say, text, write
 
 B, D, F = 4, 8, 24  # rows of the batch on these devices, width, hidden width
 N, DEVICE = 4, 1  # devices along model, the one that is filled
 UNIT = 5  # px of one row or column
-AXIS = f'<tspan fill="{MODEL}" font-weight="600">model</tspan>'
+AXIS = kept(f'<tspan fill="{MODEL}" font-weight="600">model</tspan>')
 
 
 def block(x, y, rows, columns, divided=""):
@@ -35,7 +35,7 @@ def named(name, dims):
     """w_in[D, F_model], with the axis in its colour."""
     axis = f'<tspan fill="{MODEL}" font-weight="600" font-size="11" dy="3">model</tspan>'
     before, found, after = dims.partition("*")
-    return f"{name}[{before}" + (f'{axis}<tspan dy="-3">{after}]</tspan>' if found else "]")
+    return kept(f"{name}[{before}" + (f'{axis}<tspan dy="-3">{after}]</tspan>' if found else "]"))
 
 
 def first(y):
@@ -44,7 +44,16 @@ def first(y):
     x_at, w_at, h_at = 4, 66, 212
     return [
         text(0, y, "1", 14, bold=True),
-        text(16, y, "x · w_in, then tanh: nothing moves", 13),
+        text(
+            16,
+            y,
+            say(
+                "{product}, then {function}: nothing moves",
+                product=kept("x · w_in"),
+                function=kept("tanh"),
+            ),
+            13,
+        ),
         text(x_at, top - 8, "x[B, D]", 12),
         *block(x_at, top, B, D),
         text(54, top + 15, "·", 14, "middle", True),
@@ -62,7 +71,7 @@ def second(y):
     h_at, w_at, p_at = 4, 146, 212
     return [
         text(0, y, "2", 14, bold=True),
-        text(16, y, "h · w_out: each device has a partial sum", 13),
+        text(16, y, say("{product}: each device has a partial sum", product=kept("h · w_out")), 13),
         text(h_at, top - 8, named("h", "B, F*"), 12),
         *block(h_at, top, B, F, "columns"),
         text(135, top + 15, "·", 14, "middle", True),
@@ -71,7 +80,7 @@ def second(y):
         text(199, top + 15, "=", 13, "middle"),
         rect(p_at + 14, top, D * UNIT, B * UNIT, MODEL, 0.5),
         frame(p_at + 14, top, D * UNIT, B * UNIT),
-        text(p_at + 62, top + 15, f"on device {DEVICE}", 12),
+        text(p_at + 62, top + 15, say("on device {number}", number=DEVICE), 12),
     ], top + F * UNIT
 
 
@@ -80,7 +89,16 @@ def third(y):
     top, step = y + 16, D * UNIT + 22
     drawn = [
         text(0, y, "3", 14, bold=True),
-        text(16, y, f"all-reduce along {AXIS}: add the partial sums", 13),
+        text(
+            16,
+            y,
+            say(
+                "{collective} along {axis}: add the partial sums",
+                collective=kept("all-reduce"),
+                axis=AXIS,
+            ),
+            13,
+        ),
     ]
     for n in range(N):
         x = 4 + step * n
@@ -96,8 +114,8 @@ def third(y):
         *drawn,
         *block(x, top, B, D),
         text(x + D * UNIT + 8, top + 15, "y[B, D]", 12),
-        text(x - 2, top + B * UNIT + 16, f"whole on all {N}", 11.5),
-        text(4, top + B * UNIT + 16, "a number is a device", 11.5),
+        text(x - 2, top + B * UNIT + 16, say("whole on all {count}", count=N), 11.5),
+        text(4, top + B * UNIT + 16, say("a number is a device"), 11.5),
     ], top + B * UNIT + 16
 
 

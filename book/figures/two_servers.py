@@ -6,7 +6,7 @@ through its devices: thick where it stays in a server, thin where it crosses.
 
 from itertools import pairwise
 
-from kit import INK, MODEL, figure, frame, line, text, write
+from kit import INK, MODEL, figure, frame, kept, line, say, text, write
 
 PER_SERVER = 4
 MESHES = {  # rows of the mesh: the groups along model
@@ -17,7 +17,7 @@ INSIDE, ACROSS = "450 GB/s", "50 GB/s"  # for each GPU, as in the text
 
 BOX, HIGH, BETWEEN = 138, 92, 84  # px of a server, and the gap between two
 THICK, THIN, RADIUS = 5, 1.3, 13
-AXIS = f'<tspan fill="{MODEL}" font-weight="600">model</tspan>'
+AXIS = kept(f'<tspan fill="{MODEL}" font-weight="600">model</tspan>')
 
 
 def server(device):
@@ -58,17 +58,20 @@ def loop(group, y):
 
 def panel(name, groups, y):
     spans = [len({server(device) for device in group}) for group in groups]
-    count = "1 server" if max(spans) == 1 else f"{max(spans)} servers"
+    if max(spans) == 1:
+        words = say("a group along {axis} spans 1 server", axis=AXIS)
+    else:
+        words = say("a group along {axis} spans {count} servers", axis=AXIS, count=max(spans))
     drawn = [
-        text(0, y, name, 14, bold=True),
-        text(78, y, f"a group along {AXIS} spans {count}", 12),
+        text(0, y, kept(name), 14, bold=True),
+        text(78, y, words, 12),
     ]
     top = y + 14
     for number in (0, 1):
         x = number * (BOX + BETWEEN)
         drawn += [
             frame(x + 0.5, top, BOX - 1, HIGH, INK, 1.2),
-            text(x + BOX / 2, top + HIGH + 15, f"server {number}", 12, "middle"),
+            text(x + BOX / 2, top + HIGH + 15, say("server {number}", number=number), 12, "middle"),
         ]
     for group in groups:
         drawn += loop(group, top)
@@ -90,9 +93,9 @@ def draw():
     y -= 8
     parts += [
         line([(0, y - 4), (30, y - 4)], MODEL, THICK, ' stroke-opacity=".75"'),
-        text(38, y, f"inside, {INSIDE}", 12),
+        text(38, y, say("inside, {speed}", speed=kept(INSIDE)), 12),
         line([(158, y - 4), (188, y - 4)], MODEL, THIN, ' stroke-opacity=".75"'),
-        text(196, y, f"between, {ACROSS} a card", 12),
+        text(196, y, say("between, {speed} a card", speed=kept(ACROSS)), 12),
     ]
     says = (
         "Two servers with four devices each, twice. With the order of mesh, the group of devices "

@@ -6,7 +6,7 @@ are computed by the rules that the chapter states, from the sizes of the tiny mo
 
 from html import escape
 
-from kit import DATA, INK, MODEL, arrow, figure, frame, line, rect, text, write
+from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, rect, say, text, write
 
 COLOUR = {"data": DATA, "model": MODEL}
 B, D, F = 64, 96, 384
@@ -34,20 +34,20 @@ def block():
         ("+ x_BD + b_D", typed((D, None)), rows, False),
     ]
     middle, wide, high, gap = 104, 128, 26, 36
-    parts = [text(middle + 8, 14, f"x_BD {rows}", 12), arrow(middle, 4, middle, 24)]
+    parts = [text(middle + 8, 14, kept(f"x_BD {rows}"), 12), arrow(middle, 4, middle, 24)]
     y = 26
     for name, enters, leaves, refused in steps:
         parts.append(rect(middle - wide / 2, y, wide, high, INK, 0.1, 4))
-        parts.append(text(middle, y + 17, escape(name), 12, "middle", True))
+        parts.append(text(middle, y + 17, kept(escape(name)), 12, "middle", True))
         parts.append(arrow(middle + wide / 2 + 20, y + 13, middle + wide / 2 + 3, y + 13))
-        parts.append(text(middle + wide / 2 + 24, y + 17, enters, 11.5))
+        parts.append(text(middle + wide / 2 + 24, y + 17, kept(enters), 11.5))
         low = y + high
         parts.append(arrow(middle, low + 1, middle, low + gap - 2))
-        parts.append(text(middle + 8, low + 21, leaves, 12))
+        parts.append(text(middle + 8, low + 21, kept(leaves), 12))
         if refused:
             parts.append(frame(middle + 4, low + 7, 100, 20, INK, 1.2, dashed=True))
-            parts.append(text(middle + 110, low + 15, "refused without", 11))
-            parts.append(text(middle + 110, low + 28, "out_sharding=", 11, bold=True))
+            parts.append(text(middle + 110, low + 15, say("refused without"), 11))
+            parts.append(text(middle + 110, low + 28, kept("out_sharding="), 11, bold=True))
         y = low + gap
     # the residual, around four operations on the left
     left = 22

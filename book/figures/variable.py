@@ -3,7 +3,7 @@
 Chapter 2's first weight, 64 × 256 on a 2×4 mesh, when it is made and after `set_value`.
 """
 
-from kit import INK, MODEL, arrow, figure, frame, line, rect, text, write
+from kit import INK, MODEL, arrow, figure, frame, kept, line, rect, say, text, write
 
 SHAPE, PARTS = (64, 256), 4
 WIDE, HIGH = 136, 40  # of the drawn array
@@ -20,19 +20,25 @@ def panel(left, heading, sharded):
         text(left, 14, heading, 13, bold=True),
         frame(left, 24, 168, 168, opacity=0.6),
         line([(left, 76), (left + 168, 76)], more=' stroke-opacity=".6"'),
-        text(middle, 44, "out_sharding", 12, "middle", opacity=0.8),
-        f"<g{MONO}>" + text(middle, 64, '(None, "model")', 13, "middle", bold=True) + "</g>",
+        text(middle, 44, kept("out_sharding"), 12, "middle", opacity=0.8),
+        f"<g{MONO}>" + text(middle, 64, kept('(None, "model")'), 13, "middle", bold=True) + "</g>",
         rect(array_x, array_y, held, HIGH, MODEL if sharded else INK, 0.75 if sharded else 0.4),
         frame(array_x, array_y, WIDE, HIGH, opacity=0.7),
-        text(middle, 178, f"device 0 holds {piece[0]} × {piece[1]}", 12, "middle"),
+        text(
+            middle,
+            178,
+            say("device 0 holds {shape}", shape=f"{piece[0]} × {piece[1]}"),
+            12,
+            "middle",
+        ),
     ]
     if sharded:
         for n in range(1, PARTS):
             x = array_x + WIDE / PARTS * n
             drawn.append(line([(x, array_y), (x, array_y + HIGH)], MODEL, 1.2))
-        drawn += [arrow(middle, 80, middle, 112), text(middle + 8, 100, "read once", 12)]
+        drawn += [arrow(middle, 80, middle, 112), text(middle + 8, 100, say("read once"), 12)]
     else:
-        drawn.append(text(middle, 100, "not read again", 12, "middle", opacity=0.8))
+        drawn.append(text(middle, 100, say("not read again"), 12, "middle", opacity=0.8))
     return drawn
 
 
@@ -42,7 +48,8 @@ def draw():
         "When it is made, the note is read and device 0 holds 64 × 64 of 64 × 256. After "
         "set_value the same note stands above an array that is whole on device 0."
     )
-    parts = panel(1, "When it is made", True) + panel(191, "After set_value", False)
+    parts = panel(1, say("When it is made"), True)
+    parts += panel(191, say("After {method}", method=kept("set_value")), False)
     return {"variable": figure(360, 196, says, parts)}
 
 

@@ -3,7 +3,7 @@
 Sizes are those of chapter 4's tiny model. book/memory.md checks the bytes and the compilations.
 """
 
-from kit import DATA, INK, arrow, figure, frame, line, rect, text, write
+from kit import DATA, INK, arrow, figure, frame, kept, line, rect, say, text, write
 
 L, D, F, PIXELS, CLASSES = 4, 96, 384, 64, 16
 SPLIT = PIXELS * D + 2 * L * D * F  # weights with moments in eighths
@@ -35,17 +35,24 @@ def lane(y, title, pieces, compiled):
         parts.append(text(x + SIDE / 2, y + 70, f"{held:,}", 11, "middle"))
         if n < 3:
             middle = x + (SIDE + STEP) / 2
-            parts.append(text(middle, y + 25, f"step {n + 1}", 11, "middle"))
+            parts.append(text(middle, y + 25, say("step {number}", number=n + 1), 11, "middle"))
             parts.append(arrow(x + SIDE + 6, y + 34, x + STEP - 6, y + 34))
             if compiled[n]:
-                parts.append(text(middle, y + 50, "compiles", 11, "middle"))
+                parts.append(text(middle, y + 50, say("compiles"), 11, "middle"))
     return parts
 
 
 def draw():
-    parts = lane(14, "Results left free", True, (True, True, False))
-    parts += lane(116, "Results pinned: out_shardings", False, (True, False, False))
-    parts.append(text(0, 214, "bytes of weights on each device; the moments are in eighths", 11))
+    parts = lane(14, say("Results left free"), True, (True, True, False))
+    parts += lane(
+        116,
+        say("Results pinned: {option}", option=kept("out_shardings")),
+        False,
+        (True, False, False),
+    )
+    parts.append(
+        text(0, 214, say("bytes of weights on each device; the moments are in eighths"), 11)
+    )
     says = (
         f"The weights of ZeRO-1 over three steps. Left free, each device holds {WHOLE:,} bytes "
         f"before step 1, and {DRIFTED:,}, an eighth of each large weight, after steps 1, 2 and 3; "

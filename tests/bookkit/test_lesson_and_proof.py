@@ -34,7 +34,7 @@ FIGURE = "![A square. It has four sides.]({site}_static/figures/square.svg)"
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" aria-label="A square"
  viewBox="0 0 360 90" color="#777" fill="currentColor" style="font-family:var(--sans,Arial)">
 <defs><clipPath id="inside"><rect width="90" height="90"/></clipPath></defs>
-<g clip-path="url(#inside)"><text x="5" y="20">side</text></g>
+<g clip-path="url(#inside)"><text x="5" y="20" data-message="side">side</text></g>
 </svg>
 """
 
@@ -255,6 +255,7 @@ def test_a_figure_is_inlined_with_its_caption_number_and_anchor(toy):
     svg, caption = first.svg, first.figcaption
     assert svg["aria-label"] == said.format("A square. It has four sides.") and svg["role"] == "img"
     assert not svg.has_attr("color") and svg["viewbox"] == "0 0 360 90"
+    assert svg.select_one("text").text == said.format("side")
     assert caption.select_one(".caption-number").text == said.format("Figure 3.1")
     assert said.format("The square of two, by math. A second sentence.") in caption.text
     assert caption.strong and not caption.em and second.figcaption is None
@@ -309,10 +310,17 @@ def test_a_word_as_an_index_is_one_word_and_letters_are_variables(tex, index):
     assert index in mathml(nodes.math("", tex), block=False)
 
 
-def test_drawings_are_served_for_notebooks(book):
-    for language in book.languages:
-        served = book.root / "_build" / "html" / language.path / "_static/figures/square.svg"
-        assert served.read_text() == SVG
+def test_drawings_are_served_for_notebooks_in_their_language(book):
+    english, other = (
+        book.root / "_build" / "html" / language.path / "_static/figures/square.svg"
+        for language in book.languages
+    )
+    assert english.read_text("utf-8") == SVG
+    told = SVG.replace(">side<", ">⟦side⟧<").replace("<svg ", f'<svg xml:lang="{PSEUDO}" ')
+    assert other.read_text("utf-8") == told
+    for language, path in zip(book.languages, ("", f"{PSEUDO}/")):
+        notebook = book.notebook("book/03-toy", language).read_text("utf-8")
+        assert f"({book.site}{path}_static/figures/square.svg)" in notebook
 
 
 def test_every_claim_stands_on_one_page_and_in_a_file(book):

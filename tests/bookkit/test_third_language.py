@@ -144,6 +144,16 @@ def test_comments_and_markdown_of_notebooks_are_translated(book, page):
             assert not english(text), text
 
 
+def test_figures_say_nothing_in_english(book):
+    """What they carry as messages is read out of them; test_figure_words.py has what they keep."""
+    drawings = sorted(out(book, "_static/figures").glob("*.svg"))
+    assert len(drawings) == len(sorted((ROOT / "book" / "figures").glob("*.svg")))
+    for path in drawings:
+        for text in BeautifulSoup(path.read_text("utf-8"), "html.parser").select("text[data-message]"):
+            said = re.sub(r"\{\w+\}", "", text["data-message"])
+            assert not english(said) or "⟦" in text.text, (path.name, text.text)
+
+
 def test_the_site_knows_its_language(book):
     page = out(book, f"{book.chapters[0]}.html").read_text("utf-8")
     assert '<html lang="ja"' in page and f'href="{book.site}ja/' in page

@@ -1,7 +1,8 @@
 """Figures and captioned tables: inlined, numbered, with an anchor each.
 
 A paragraph with nothing but one of the book's own images, …/_static/figures/NAME.svg, is a figure:
-the drawing book/figures/NAME.svg stands in the page, where it sees the theme. A paragraph all in
+the drawing book/figures/NAME.svg stands in the page, where it sees the theme, with its words in the
+page's language. A paragraph all in
 *…* that follows a figure or a table is its caption. Readers of Colab see the same as an image with
 a line below. Images inside a sentence or a table are inlined too, without a caption.
 """
@@ -146,13 +147,15 @@ def draw(app: Sphinx, doctree: nodes.document) -> None:
         if name is None:
             continue
         path = Path(app.srcdir, "book", FIGURES, f"{name}.svg")
-        app.env.note_dependency(str(path))
+        words = catalogues.paths_of_figures(book, language) if language.path else []
+        for read in (path, *filter(Path.exists, words)):
+            app.env.note_dependency(str(read))
         if not path.exists():
             logger.warning(
                 "there is no book/%s%s.svg: `make figures` draws it", FIGURES, name, location=image
             )
             continue
-        svg = in_language(book, language, app.env.docname, path.read_text("utf-8"))
+        svg = in_language(book, language, path.read_text("utf-8"))
         svg = inlined(svg, image.get("alt", ""), f"d{next(seen)}-")
         image.parent.replace(image, nodes.raw("", svg, format="html"))
 
@@ -164,11 +167,11 @@ def unwrap(caption: Caption) -> None:
             child.replace_self(child.children)
 
 
-def in_language(book: Book, language: Language, page: str, svg: str) -> str:
-    """A figure's sentences that carry their messages, as meshscope's do; its other words stay."""
+def in_language(book: Book, language: Language, svg: str) -> str:
+    """A figure with the words of a language: it carries its messages, and its other words stay."""
     if language == book.languages[0]:
         return svg
-    return Translator([], catalogues.for_code(book, language, page)).output(svg)
+    return Translator([], catalogues.for_figures(book, language)).output(svg)
 
 
 def inlined(svg: str, alt: str, prefix: str) -> str:
@@ -216,8 +219,13 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
     drawings = sorted(Path(app.srcdir, "book", FIGURES).glob("*.svg"))
     if drawings:
         target.mkdir(parents=True)
+        book = Book(app.srcdir)
+        language = book.language(app.config.language)
         for path in drawings:
-            shutil.copyfile(path, target / path.name)
+            svg = in_language(book, language, path.read_text("utf-8"))
+            if language != book.languages[0]:  # Chinese and Japanese write some signs differently
+                svg = svg.replace("<svg ", f'<svg xml:lang="{language.web}" ', 1)
+            target.joinpath(path.name).write_text(svg, "utf-8", newline="\n")
 
 
 def setup(app: Sphinx) -> None:

@@ -4,6 +4,7 @@
     code/NAME.po         comments in its cells, and what its drawings say: code/01-mesh.po
     code/shared.po       the same of book/cells/
     drawings.po          what meshscope's drawings say
+    figures.po           what the figures of book/figures/ say
     sphinx.po            the words of the site's templates
     ../memory.po         what was translated once and is not in the book now, of every catalogue
 
@@ -144,6 +145,20 @@ def for_code(book: Book, language: Language, page: str) -> dict[str, str]:
     for cell in parse(page, book.source(page).read_text("utf-8")).code:
         if cell.claim in text:
             found[CHECKED + cell.claim] = words(CLAIM_WORDS).format(claim=text[cell.claim])
+    return found
+
+
+def paths_of_figures(book: Book, language: Language) -> list[Path]:
+    """What the figures of book/figures/ are shown with; meshscope drew parts of some."""
+    folder = catalogue_folder(book, language)
+    return [folder / f"{name}.po" for name in ("drawings", "figures")]
+
+
+def for_figures(book: Book, language: Language) -> dict[str, str]:
+    """Translations for the figures of book/figures/."""
+    found: dict[str, str] = {}
+    for path in paths_of_figures(book, language):
+        found |= Catalogue(path).translations
     return found
 
 

@@ -13,6 +13,9 @@ In a chapter's code a drawing says
   `<caption>`, `<th>` and `<b>`.
 
 Labels that reach a chart as data, such as the keys of a table, stand in book/drawn.toml.
+
+The figures of book/figures/ carry their messages as data, as what meshscope draws does; a line of
+a message of several lines says which it is (`data-line`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from bookkit.model.book import Book, Problem
 from bookkit.words.catalogues import has_words
@@ -64,6 +68,24 @@ def labels(book: Book) -> dict[str, list[str]]:
     if unknown := found.keys() - {page.rsplit("/", 1)[-1] for page in book.chapters}:
         raise Problem(f"book/drawn.toml: no page with code is called {', '.join(sorted(unknown))}")
     return found
+
+
+# Finding messages in drawings.
+
+
+def messages_in_drawing(svg: str) -> Iterator[str]:
+    """What the texts of a drawing carry as data, the messages that their values hold included."""
+    for element in ElementTree.fromstring(svg).iter():
+        if message := element.get("data-message"):
+            yield from messages_in_sentence((message, json.loads(element.get("data-values", "{}"))))
+
+
+def messages_in_sentence(said: Sentence) -> Iterator[str]:
+    message, values = said
+    yield message
+    for value in values.values():
+        if not isinstance(value, str):
+            yield from messages_in_sentence(value)
 
 
 # Finding messages in code.
@@ -224,8 +246,13 @@ class Translator:
         if isinstance(said, str):
             return text if MARK.search(text) else self.sentence(text)
         message, values = said
+        parts = PLACE.split(message)
+        outside = re.fullmatch(f"({MARK.pattern}*)(.*?)({MARK.pattern}*)", text, re.S)
+        assert outside is not None  # every text is some marks, others, and some marks
+        head, tail = outside[1] if parts[0] else "", outside[3] if parts[-1] else ""
+        text = text[len(head) : len(text) - len(tail)]  # tags around all of it, not around a value
         done, at = {}, 0
-        for n, part in enumerate(PLACE.split(message)):
+        for n, part in enumerate(parts):
             if n % 2 == 0:
                 at += len(part)
                 continue
@@ -234,9 +261,9 @@ class Translator:
                 left -= not MARK.match(text[at])
                 at += 1
             done[part] = self.coloured(text[start:at], values[part])
-        return filled(self.message(message), done)
+        return head + filled(self.message(message), done) + tail
 
-    def inside(self, markup: str, said: Sentence | None) -> str:
+    def inside(self, markup: str, said: Sentence | None, line: int | None = None) -> str:
         """Text with tags in it, as drawings colour names: <text>over <tspan>data</tspan>(2)</text>."""
         tags: list[str] = []
 
@@ -246,9 +273,12 @@ class Translator:
 
         text = html.unescape(re.sub(r"<[^<>]+>", hide, markup))
         old = text.strip()
-        if said and MARK.sub("", old) != as_executed(said):
+        if said and MARK.sub("", old) != line_of(as_executed(said), line):
             said = None  # another text than its data say: not a drawing of ours
-        new = self.coloured(old, said) if said else self.sentence(old)
+        if said and line is not None:
+            new = line_of(self.said(said), line)
+        else:
+            new = self.coloured(old, said) if said else self.sentence(old)
         if new == old:
             return markup
         new = html.escape(text.replace(old, new), quote=False)
@@ -264,7 +294,9 @@ class Translator:
             return found[0] if new == old else found[0].replace(found["label"], html.escape(new), 1)
 
         def element(found: re.Match[str]) -> str:
-            return found[1] + self.inside(found[3], data(found[1])) + found[4]
+            line = LINE_OF.search(found[1])
+            which = int(line[1]) if line else None
+            return found[1] + self.inside(found[3], data(found[1]), which) + found[4]
 
         def drawing(found: re.Match[str]) -> str:
             return ELEMENT.sub(element, LABEL.sub(label, found[0]))
@@ -284,11 +316,19 @@ def as_executed(said: str | Sentence) -> str:
     return said if isinstance(said, str) else str(messages_of_meshscope()["filled"](*said))
 
 
+def line_of(text: str, line: int | None) -> str:
+    """One of its lines; a translation may have fewer."""
+    if line is None:
+        return text
+    return dict(enumerate(text.split("\n"))).get(line, "")
+
+
 def filled(message: str, values: Mapping[str, str]) -> str:
     return PLACE.sub(lambda place: values[place[1]], message)
 
 
 MARK = re.compile("[\ue000-\uf8ff]")  # in place of a tag
+LINE_OF = re.compile(r'\bdata-line="(\d+)"')
 DATA = re.compile(r"""\bdata-message="([^"]*)"(?: data-values='([^']*)')?""")
 LABEL = re.compile(r'<[^<>]*\baria-label="(?P<label>[^"]*)"[^<>]*>')
 ELEMENT = re.compile(

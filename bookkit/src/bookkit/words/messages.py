@@ -1,7 +1,7 @@
 """The messages of the book that Sphinx does not find, each found without running anything.
 
 In code: comments, and what drawings say, with the labels of book/drawn.toml. In text: what proofs
-claim, and the summaries of folds.
+claim, and the summaries of folds. In the figures of book/figures/: what they carry as data.
 """
 
 from __future__ import annotations
@@ -9,13 +9,20 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from bookkit.model.book import Book
 from bookkit.model.chapter import CHECKED, parse, shared_cells
-from bookkit.words.catalogues import Message, code_name, names_for_code
+from bookkit.words.catalogues import Message, code_name, has_words, names_for_code
 from bookkit.words.comments import FORM, Comment, comments
-from bookkit.words.drawn import PLACE, drawn_messages, labels, of_meshscope, signatures
+from bookkit.words.drawn import (
+    PLACE,
+    drawn_messages,
+    labels,
+    messages_in_drawing,
+    of_meshscope,
+    signatures,
+)
 from bookkit.words.notebooks import summaries
 
 ABOUT_COMMENT = "Comment beside this code: "
@@ -81,7 +88,29 @@ def code_messages(book: Book) -> dict[str, list[Message]]:
     elsewhere = {message.text for messages in found.values() for message in messages}
     for name, messages in own.items():
         found[name] = [message for message in messages if message.text not in elsewhere]
+    found["figures"] = figure_messages(book, {message.text for message in found["drawings"]})
     return found
+
+
+def figure_messages(book: Book, drawn_by_meshscope: Collection[str]) -> list[Message]:
+    """The messages of book/figures/, in the order of the drawings; each says where it is seen."""
+    seen: dict[str, dict[str, None]] = {}
+    for path in sorted((book.root / "book" / "figures").glob("*.svg")):
+        for text in messages_in_drawing(path.read_text("utf-8")):
+            seen.setdefault(text, {})[path.stem] = None
+    return [
+        in_figures(text, list(names))
+        for text, names in seen.items()
+        if text not in drawn_by_meshscope and has_words(PLACE.sub("", text))
+    ]
+
+
+def in_figures(text: str, names: Sequence[str]) -> Message:
+    message = drawn(text)
+    comment = f"{message.comment} {'Figure' if len(names) == 1 else 'Figures'}: {', '.join(names)}."
+    if "\n" in text:
+        comment += " Each line is one in the figure too: keep their number."
+    return Message(text, comment, message.flags)
 
 
 def found_by_matching(messages: Mapping[str, Sequence[Message]], page: str) -> list[str]:

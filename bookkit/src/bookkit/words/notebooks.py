@@ -3,8 +3,8 @@
 Message by message, as gettext does: a paragraph, heading, list item, table cell or alt text that
 has a translation is replaced; everything else stays English, byte for byte, below a small note.
 Comments in code are replaced too, code is not touched (bookkit/words/comments.py).
-Links to the book's own pages go to the translated pages, and the badge opens the translated
-notebook. `make sync` writes them; there is nothing to run here.
+Links to the book's own pages go to the translated pages, figures are those with translated words,
+and the badge opens the translated notebook. `make sync` writes them; there is nothing to run here.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def translate_notebook(
     for cell in translated.cells:
         if cell.cell_type == "markdown":
             text = translate_markdown(cell.source, messages, notes)
-            text = text.replace(f"{book.site}book/", f"{book.site}{language.path}book/")
+            for folder in ("book/", "_static/figures/"):
+                text = text.replace(f"{book.site}{folder}", f"{book.site}{language.path}{folder}")
             on_top = known.words.get(NOTE_ON_TOP, NOTE_ON_TOP) if known.rewritten else ""
             cell.source = with_badge(text, book, page, language, known.words, small(on_top))
         elif cell.cell_type == "code":

@@ -47,6 +47,7 @@ STATES: tuple[State, ...] = ("translated", "stale", "missing")
 REST = {
     "code/shared": "comments that chapters share",
     "drawings": "drawings of meshscope",
+    "figures": "figures",
     "sphinx": "words of the site",
 }
 HEADER = ("Language", "Last-Translator", "Language-Team", "PO-Revision-Date", "Content-Type")
@@ -139,6 +140,8 @@ def place_of_message(book: Book, name: str, text: str) -> str:
         files = sorted(book.root.glob("*/**/templates/*.html")) + [book.root / "_config.yml"]
     elif name == "drawings":
         files = [book.root / "bookkit" / "src" / "bookkit" / "words" / "drawn.py"]
+    elif name == "figures":
+        files = sorted((book.root / "book" / "figures").glob("*.py"))
     elif name == "code/shared":
         files = sorted((book.root / "book" / "cells").glob("*.py"))
         files += [book.source(page) for page in book.chapters] + [labels_path(book)]
@@ -215,6 +218,9 @@ def check_catalogue(
             *house.words(read),
             *house.punctuation(text, read),
         ]
+        if name == "figures" and entry.msgstr.count("\n") > text.count("\n"):
+            many = text.count("\n") + 1
+            findings.append(Remark("lines", f"the figure has room for {many}: keep to that number"))
         for finding in findings:
             yield Found(name, shown, entry.linenum, finding, text, entry.msgstr)
         page.append(read)
