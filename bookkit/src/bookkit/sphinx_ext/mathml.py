@@ -18,7 +18,9 @@ from bookkit.sphinx_ext.languages import translated
 
 logger = logging.getLogger(__name__)
 
-WORD = re.compile(r"_\{([a-z]{2,})\}")  # an index that is a word, not a product of variables
+WORD_AS_INDEX = re.compile(
+    r"_\{([a-z]{2,})\}"
+)  # an index that is a word, not a product of variables
 ENVIRONMENT = re.compile(r"\\begin\{(equation|displaymath|math)(\*?)\}(.*)\\end\{\1\2\}", re.S)
 
 
@@ -45,7 +47,7 @@ def mathml(node: nodes.Element, block: bool) -> str:
         tex = environment[3].strip()
     try:
         return converter().convert_with_local_state(
-            WORD.sub(r"_\\text{\1}", tex), displaystyle=block
+            WORD_AS_INDEX.sub(r"_\\text{\1}", tex), displaystyle=block
         )
     except LatexError as error:
         logger.warning("this formula cannot be shown: %s (%s)", tex, error, location=node)
