@@ -18,9 +18,7 @@ from bookkit.sphinx_ext.languages import translated
 
 logger = logging.getLogger(__name__)
 
-WORD_AS_INDEX = re.compile(
-    r"_\{([a-z]{2,})\}"
-)  # an index that is a word, not a product of variables
+WORD_AS_INDEX = re.compile(r"_\{([a-z]{2,})\}")  # a word, not a product of variables
 ENVIRONMENT = re.compile(r"\\begin\{(equation|displaymath|math)(\*?)\}(.*)\\end\{\1\2\}", re.S)
 
 
