@@ -46,7 +46,7 @@ class Strategy:
     """Which mesh axis splits what. The batch is always split over `data`."""
 
     says: str
-    rows: str | None = None  # FSDP: weights are stored split over this axis as well
+    fsdp: str | None = None  # the mesh axis over which weights are stored split as well
     moments: str | None = None  # ZeRO-1: the optimizer's moments are, and weights stay whole
     model: bool = False  # may `model` have more than one device?
 
@@ -54,9 +54,9 @@ class Strategy:
 STRATEGIES = {
     "data-parallel": Strategy("every device holds the model and takes its share of the batch"),
     "zero1": Strategy("data parallel, with the optimizer's moments split", moments="data"),
-    "fsdp": Strategy("data parallel, with weights and moments split", rows="data"),
+    "fsdp": Strategy("data parallel, with weights and moments split", fsdp="data"),
     "tensor": Strategy("weights split over `model`, which shares the matmuls", model=True),
-    "fsdp-tensor": Strategy("both: split over `data` and over `model`", rows="data", model=True),
+    "fsdp-tensor": Strategy("both: split over `data` and over `model`", fsdp="data", model=True),
 }
 
 
@@ -112,7 +112,7 @@ def make_mesh(name: str, data: int | None, model: int | None) -> Mesh:
 def check_sizes(config: Config, name: str, mesh: Mesh, batch: int) -> None:
     """Every dimension that is split must divide: nothing is rounded, and nothing stays whole."""
     strategy = STRATEGIES[name]
-    over_data = ["D"] if strategy.rows else ["D", "F"] if strategy.moments else []
+    over_data = ["D"] if strategy.fsdp else ["D", "F"] if strategy.moments else []
     splits = [(f"--{size}", size, "data") for size in over_data]
     splits += [(f"--{size}" if size in "DF" else size, size, "model") for size in "IFV"]
     sizes = dataclasses.asdict(config) | {"batch": batch}
@@ -138,12 +138,12 @@ class Block(nnx.Module):
     """x + w_FD(silu(w_DF(norm(x))))"""
 
     def __init__(self, config: Config, strategy: Strategy, rngs: nnx.Rngs):
-        init, rows = nnx.initializers.lecun_normal(), strategy.rows
+        init, fsdp = nnx.initializers.lecun_normal(), strategy.fsdp
         up, down = (config.D, config.F), (config.F, config.D)
         self.scale_D = nnx.Param(jnp.ones(config.D), out_sharding=(None,))
-        self.w_DF = nnx.Param(init(rngs.params(), up), out_sharding=(rows, "model"))
+        self.w_DF = nnx.Param(init(rngs.params(), up), out_sharding=(fsdp, "model"))
         self.b_F = nnx.Param(jnp.zeros(config.F), out_sharding=("model",))
-        self.w_FD = nnx.Param(init(rngs.params(), down), out_sharding=("model", rows))
+        self.w_FD = nnx.Param(init(rngs.params(), down), out_sharding=("model", fsdp))
         self.b_D = nnx.Param(jnp.zeros(config.D), out_sharding=(None,))
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
@@ -158,15 +158,15 @@ class Model(nnx.Module):
     """Pixels to features, a stack of blocks, features to logits."""
 
     def __init__(self, config: Config, strategy: Strategy, rngs: nnx.Rngs):
-        init, rows = nnx.initializers.lecun_normal(), strategy.rows
+        init, fsdp = nnx.initializers.lecun_normal(), strategy.fsdp
         enter, leave = (config.I, config.D), (config.D, config.V)
-        self.w_ID = nnx.Param(init(rngs.params(), enter), out_sharding=("model", rows))
+        self.w_ID = nnx.Param(init(rngs.params(), enter), out_sharding=("model", fsdp))
         stack = nnx.vmap(
             lambda rngs: Block(config, strategy, rngs),
             transform_metadata={nnx.PARTITION_NAME: None},
         )
         self.blocks = stack(rngs.split(config.L))
-        self.w_DV = nnx.Param(init(rngs.params(), leave), out_sharding=(rows, "model"))
+        self.w_DV = nnx.Param(init(rngs.params(), leave), out_sharding=(fsdp, "model"))
         self.config = config
 
     def __call__(self, images_BI: jax.Array) -> jax.Array:

@@ -10,12 +10,12 @@ def pinned(x, strategy, features=None):
 
 class Block(nnx.Module):
     def __init__(self, config, strategy, rngs):
-        init, rows = nnx.initializers.lecun_normal(), strategy.rows
+        init, fsdp = nnx.initializers.lecun_normal(), strategy.fsdp
         up, down = (config.D, config.F), (config.F, config.D)
         self.scale_D = nnx.Param(jnp.ones(config.D), out_sharding=(None,))
-        self.w_DF = nnx.Param(init(rngs.params(), up), out_sharding=(rows, "model"))
+        self.w_DF = nnx.Param(init(rngs.params(), up), out_sharding=(fsdp, "model"))
         self.b_F = nnx.Param(jnp.zeros(config.F), out_sharding=("model",))
-        self.w_FD = nnx.Param(init(rngs.params(), down), out_sharding=("model", rows))
+        self.w_FD = nnx.Param(init(rngs.params(), down), out_sharding=("model", fsdp))
         self.b_D = nnx.Param(jnp.zeros(config.D), out_sharding=(None,))
 
     def __call__(self, x_BD):

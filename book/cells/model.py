@@ -1,13 +1,13 @@
 # @title The model: embed, a stack of blocks, logits (explained in chapter 4)
 class Model(nnx.Module):
     def __init__(self, config, strategy, rngs):
-        init, rows = nnx.initializers.lecun_normal(), strategy.rows
+        init, fsdp = nnx.initializers.lecun_normal(), strategy.fsdp
         enter, leave = (config.I, config.D), (config.D, config.V)
-        self.w_ID = nnx.Param(init(rngs.params(), enter), out_sharding=("model", rows))
+        self.w_ID = nnx.Param(init(rngs.params(), enter), out_sharding=("model", fsdp))
         stack = nnx.vmap(lambda rngs: Block(config, strategy, rngs),
                          transform_metadata={nnx.PARTITION_NAME: None})
         self.blocks = stack(rngs.split(config.L))
-        self.w_DV = nnx.Param(init(rngs.params(), leave), out_sharding=(rows, "model"))
+        self.w_DV = nnx.Param(init(rngs.params(), leave), out_sharding=(fsdp, "model"))
         self.strategy = strategy
 
     def __call__(self, x_BI):

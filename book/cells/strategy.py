@@ -17,7 +17,7 @@ def unchanged(x):
 class Strategy:
     data: int  # devices along `data`, which shards the batch
     model: int  # devices along `model`, which shards the weights
-    rows: str | None = None  # "data": FSDP, weights are sharded along it as well
+    fsdp: str | None = None  # "data": weights are sharded along it as well, FSDP
     pin: bool = True  # activations stay sharded as the strategy says
     use: Callable = unchanged  # what weights pass through before use
     remat: Callable = unchanged  # around a layer; jax.checkpoint computes it again
@@ -29,5 +29,5 @@ class Strategy:
 
 tiny, large = Config(L=4, D=96, F=384), Config(L=32, D=4096, F=16384)
 strategies = {"one device": Strategy(1, 1), "data parallel": Strategy(8, 1),
-              "FSDP": Strategy(8, 1, "data"), "tensor parallel": Strategy(1, 8),
-              "FSDP x tensor": Strategy(2, 4, "data")}
+              "FSDP": Strategy(8, 1, fsdp="data"), "tensor parallel": Strategy(1, 8),
+              "FSDP x tensor": Strategy(2, 4, fsdp="data")}
