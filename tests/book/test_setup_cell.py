@@ -228,7 +228,7 @@ def test_real_devices_are_not_forced():
     assert report["devices"] == 9, "with BOOK_DEVICES=real the devices are as they are"
     report, printed, status = run_setup(BOOK_DEVICES="real", JAX_NUM_CPU_DEVICES="4",
                                         JAX_PLATFORMS="cpu")
-    assert status != 0 and "4 cpu devices: the chapters need 8" in last_line(printed), printed
+    assert status != 0 and "4 cpu devices, not 8" in last_line(printed), printed
     assert "quick start" in last_line(printed), "which pages work with four is not said"
 
 
