@@ -1,4 +1,4 @@
-"""Figure: what one of eight devices holds of a batch, two weights and moments, by strategy.
+"""Figure: what one of eight devices holds of a batch and of two weights, by strategy.
 
 The sizes are those of chapter 4's tiny model; a strip of the chapter compares the shapes below
 with the arrays of the page.
@@ -16,22 +16,19 @@ class Strategy(NamedTuple):
     data: int
     model: int
     weights: str | None  # the axis that shards D as well
-    moments: tuple[str | None, str | None]  # of w_DF: the axes of D and of F
 
 
 STRATEGIES = [
-    Strategy(say("Data parallel"), 8, 1, None, (None, "model")),
-    Strategy(kept("ZeRO-1"), 8, 1, None, (None, "data")),
-    Strategy(kept("FSDP"), 8, 1, "data", ("data", "model")),
-    Strategy(say("Tensor parallel"), 1, 8, None, (None, "model")),
-    Strategy(say("FSDP × tensor"), 2, 4, "data", ("data", "model")),
+    Strategy(say("Data parallel"), 8, 1, None),
+    Strategy(kept("FSDP"), 8, 1, "data"),
+    Strategy(say("Tensor parallel"), 1, 8, None),
+    Strategy(say("FSDP × tensor"), 2, 4, "data"),
 ]
 COLOUR = {"data": DATA, "model": MODEL}
 COLUMNS = [
     (0, say("batch")),
-    (64, say("{weight}, gradient", weight=kept("w_DF"))),
-    (168, say("{weight}, gradient", weight=kept("w_FD"))),
-    (272, say("moments, {weight}", weight=kept("w_DF"))),
+    (90, kept("w_DF")),
+    (230, kept("w_FD")),
 ]
 
 
@@ -43,7 +40,6 @@ def arrays(strategy):
         (rows, columns, ("data", None)),
         ((D, F), (80, 30), up),
         ((F, D), (30, 54), down),
-        ((D, F), (80, 30), strategy.moments),
     ]
 
 
@@ -110,8 +106,8 @@ def draw():
         said.append(f"{strategy.title}: {', '.join(pieces)}")
         y += 110 if strategy is STRATEGIES[0] else 92
     says = (
-        "What device 0 of eight holds, by strategy: a batch of 64 by 64, w_DF of 96 by 384, w_FD "
-        "of 384 by 96, each with its gradient, and the moments of w_DF. " + ". ".join(said) + "."
+        "What device 0 of eight holds, by strategy: a batch of 64 by 64, w_DF of 96 by 384 and "
+        "w_FD of 384 by 96. " + ". ".join(said) + "."
     )
     return {"train_shards": figure(360, y - 24, says, parts)}
 
