@@ -1,6 +1,5 @@
 # @title Setup: versions, instruments, eight devices
 import importlib, importlib.metadata as metadata, os, re, subprocess, sys
-
 SITE = "https://many-devices.github.io/one-program/"
 WHEEL = SITE + "wheels/meshscope-0.1.0-py3-none-any.whl"
 SHA256 = "73b90820379cca95039ba592b230844c31049e4b5e60d567a95993cc812f2b88"
@@ -33,8 +32,9 @@ if "google.colab" in sys.modules and too_old():
 assert not too_old(), f"Install, then restart: {', '.join(too_old())}"
 REAL = os.environ.get("BOOK_DEVICES") == "real"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ notes; errors still show
-CPU = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "NPROC": "16"}
-os.environ.update({} if REAL else CPU)  # 16 threads: 8 to 12 can deadlock on jax 0.10
+CPU = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8",
+       "NPROC": "16"}  # 16 threads: 8 to 12 can deadlock on jax 0.10
+os.environ.update({"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if REAL else CPU)
 import jax
 clean = jax.__version__ == metadata.version("jax")  # not imported before the install
 assert clean, f"JAX {jax.__version__} is loaded: restart the runtime, then run all"

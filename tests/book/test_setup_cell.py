@@ -226,6 +226,10 @@ def test_real_devices_are_not_forced():
                                         JAX_PLATFORMS="cpu")
     assert status == 0, printed
     assert report["devices"] == 9, "with BOOK_DEVICES=real the devices are as they are"
+    _, printed, status = run_setup(after='print("PRECISION", jax.config.jax_default_matmul_precision)',
+                                   BOOK_DEVICES="real", JAX_NUM_CPU_DEVICES="8", JAX_PLATFORMS="cpu")
+    assert status == 0 and "PRECISION highest" in printed, (
+        f"TPUs and recent GPUs would round the inputs of float32 products: {printed}")
     report, printed, status = run_setup(BOOK_DEVICES="real", JAX_NUM_CPU_DEVICES="4",
                                         JAX_PLATFORMS="cpu")
     assert status != 0 and "4 cpu devices, not 8" in last_line(printed), printed
