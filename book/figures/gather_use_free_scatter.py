@@ -8,39 +8,44 @@ from kit import DATA, INK, figure, kept, line, rect, say, text, write
 
 N, LEFT, COLUMN, WIDE, STRIPE = 8, 2, 45, 33, 4.4  # devices; px
 HIGH = N * STRIPE
+HALF = 14  # px: w and dw side by side
 COPY, PIECE = (INK, 0.3), (DATA, 0.85)
 
 
-def dashes(x, y, opacity=0.35):
+def dashes(x, y, wide, opacity=0.35):
     """Where the whole weight would be."""
     more = f' stroke="currentColor" stroke-opacity="{opacity}" stroke-width=".8"'
     return rect(
-        x - 1.5, y - 1.5, WIDE + 3, HIGH + 2.2, "none", 1, 2, more + ' stroke-dasharray="2 2"'
+        x - 1.5, y - 1.5, wide + 3, HIGH + 2.2, "none", 1, 2, more + ' stroke-dasharray="2 2"'
     )
 
 
-def weight(device, y, others=False):
+def named(x, y, wide, name):
+    """The name of an array under its box."""
+    return text(x + wide / 2, y + HIGH + 12, kept(name), 11, "middle")
+
+
+def weight(device, y, others=False, wide=WIDE):
     """One weight on one device: its own piece, and copies of the others if they are there."""
     x, drawn = LEFT + COLUMN * device, []
     for stripe in range(N):
         if stripe == device or others:
             fill, opacity = PIECE if stripe == device else COPY
-            drawn.append(rect(x, y + STRIPE * stripe, WIDE, STRIPE - 0.8, fill, opacity))
-    return [*drawn, dashes(x, y)]
+            drawn.append(rect(x, y + STRIPE * stripe, wide, STRIPE - 0.8, fill, opacity))
+    return [*drawn, dashes(x, y, wide), named(x, y, wide, "w")]
 
 
 def gradient(device, y, summed):
-    """Its gradient: all of it from the device's own rows, or one piece of the sum."""
-    x, drawn = LEFT + COLUMN * device, []
+    """The stored piece of w; its gradient: all of it from own rows, or one piece of the sum."""
+    x, drawn = LEFT + COLUMN * device + WIDE - HALF, weight(device, y, wide=HALF)
     for stripe in range(N):
         top = y + STRIPE * stripe
         if summed and stripe == device:
-            drawn.append(rect(x, top, WIDE, STRIPE - 0.8, *PIECE))
-            drawn.append(text(x + WIDE / 2, y + HIGH + 13, kept("dw"), 11, "middle"))
+            drawn.append(rect(x, top, HALF, STRIPE - 0.8, *PIECE))
         if not summed:
             more = ' stroke="currentColor" stroke-opacity=".65" stroke-width=".8"'
-            drawn.append(rect(x + 0.4, top + 0.2, WIDE - 0.8, STRIPE - 1.2, "none", 1, 0, more))
-    return [*drawn, dashes(x, y)] if summed else drawn
+            drawn.append(rect(x + 0.4, top + 0.2, HALF - 0.8, STRIPE - 1.2, "none", 1, 0, more))
+    return [*drawn, named(x, y, HALF, "dw"), *([dashes(x, y, HALF)] if summed else [])]
 
 
 def frames(y, one, *options):
@@ -55,14 +60,19 @@ def draw():
         parts.append(text(middle, y, str(device), 11, "middle", opacity=0.8))
     y += 7
     parts += frames(y, weight)
-    forward = [(say("Gather {array}", array="w"), weight, True), (say("Use, free"), weight, False)]
+    forward = [
+        (say("Gather {array}", array="w"), weight, True),
+        (say("Use {array}, free the copies", array="w"), weight, False),
+    ]
+    w, dw = kept("w"), kept("dw")
+    use = say("Use {array}, free the copies; {gradient} of own rows", array=w, gradient=dw)
     backward = [
         (say("Gather {array} again", array="w"), weight, True),
-        (say("Use, free: all of {array}, from own rows", array=kept("dw")), gradient, False),
+        (use, gradient, False),
         (say("Scatter {array}", array=kept("dw")), gradient, True),
     ]
     for n, (name, one, option) in enumerate([*forward, *backward]):
-        y += HIGH + 24
+        y += HIGH + 36  # with the names under the boxes
         if n == len(forward):
             y += 10
             parts.append(
@@ -79,8 +89,8 @@ def draw():
         "eight pieces. Gather: every device has its piece and copies of the seven others. Use, "
         "free: it multiplies its own rows of the batch by the whole weight and drops the copies. "
         "Backward, gather again. Use, free: every device computes a whole gradient from its own "
-        "rows. Scatter: the eight gradients are added up and each device keeps one piece of the "
-        "sum."
+        "rows and drops the copies of the weight. Scatter: the eight gradients are added up and "
+        "each device keeps one piece of the sum, beside its piece of the weight."
     )
     return {"gather_use_free_scatter": figure(360, y, says, parts)}
 
