@@ -1,5 +1,6 @@
 """What a compiled program's text may look like: spellings, async pairs, other backends."""
 
+import dataclasses
 import gzip
 import itertools
 import math
@@ -285,6 +286,50 @@ def test_a_line_that_cannot_be_read_warns_and_the_rest_counts(broken):
     assert rows.by("kind", "axes") == {("all-reduce", ("model",)): (1, 128, 192)}
 
 
+@pytest.mark.parametrize("broken", [GOOD.replace("{{0,1,2,3},{4,5,6,7}}", "<<0,1,2,3>>"), GOOD.replace("%p", "%nobody")])
+def test_what_follows_a_line_that_cannot_be_read_counts(broken):
+    good = module([GOOD])
+    line = next(s for s in good.split("\n") if " all-reduce(" in s)
+    text = good.replace(line, "  " + broken.replace("%r", "%first") + "\n" + line)
+    with pytest.warns(ms.UnparsedCollectiveWarning, match="cannot read"):
+        rows = ms.collectives(text, GRID)
+    assert rows.by("kind", "axes") == {("all-reduce", ("model",)): (1, 128, 192)}
+
+
+def test_a_host_transfer_is_no_collective_and_a_send_is_one():
+    """A send and a receive have pairs in place of groups, or say nothing of them."""
+    lines = [
+        "%token_ = token[] after-all()",
+        "%s = (f32[8,4]{1,0}, u32[], token[]) send(%p, %token_), channel_id=7",
+        "%t = token[] send-done(%s), channel_id=7",
+        "%v = (f32[8,4]{1,0}, u32[], token[]) recv(%t), channel_id=8",
+        "%w = (f32[8,4]{1,0}, token[]) recv-done(%v), channel_id=8",
+    ]
+    rows = ms.collectives(module(lines), GRID)
+    assert [(row.kind, row.shape, row.axes) for row in rows] == [
+        ("send", (8, 4), ("?",)), ("recv", (8, 4), ("?",))]  # fmt: skip
+    assert all(row.within == ("data", "model") for row in rows)
+    to_host = [line.replace("channel_id", "is_host_transfer=true, channel_id") for line in lines]
+    assert not ms.collectives(module(to_host), GRID)
+
+
+def test_an_all_to_all_of_several_values_is_one_of_all_of_them():
+    """XLA writes one operand for each device of a group: together they are the payload."""
+    line = (
+        "%z = (f32[8,4]{1,0}, f32[8,4]{1,0}) all-to-all(%p, %p), channel_id=1, "
+        "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
+    )
+    (row,) = ms.collectives(module([line]), GRID)
+    assert (row.kind, row.axes, row.shape, row.payload_bytes) == ("all-to-all", ("data",), (2, 8, 4), 256)
+
+
+def test_a_group_without_devices_has_one():
+    """As of a row whose groups the program does not tell."""
+    (row,) = ms.collectives(module([GOOD]), GRID)
+    assert row.group_size == 4
+    assert dataclasses.replace(row, groups=()).group_size == 1
+
+
 def test_a_collective_that_nothing_calls_warns():
     """As when a new way of calling a computation is not known here."""
     text = module([GOOD]).replace("ENTRY ", "") + (
@@ -476,6 +521,37 @@ def test_collectives_that_share_a_channel_are_not_merged(operand, columns):
     rows = ms.collectives(text, LINE)
     assert sorted(row.shape for row in rows) == sorted([(64, 16), (64, columns)])
     assert rows.total_payload_bytes == 4 * 64 * (16 + columns)
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        "  %k2 = f32[8,16]{1,0} copy(%a2)",
+        "  %k2 = f32[8,16]{1,0} bitcast(%a2)",
+        "  %t = (f32[64,16], f32[8,16]) tuple(%b2, %a2)\n"
+        "  %k2 = f32[8,16]{1,0} get-tuple-element(%t), index=1",
+        "  %t = (f32[64,16], f32[8,16]) tuple(%b2, %a2)\n"
+        "  %u = (f32[64,16], f32[8,16]) copy(%t)\n"
+        "  %k2 = f32[8,16]{1,0} get-tuple-element(%u), index=1",
+    ],
+)
+@pytest.mark.parametrize("where", [None, "%b1", "%c1"])
+def test_a_chain_is_followed_through_what_only_passes_values_on(passing, where):
+    """A copy, another view of the same bytes, a tuple and its elements: no new value."""
+    text = chain().replace("  %k2 = f32[8,16]{1,0} copy(%a2)", passing)
+    if where:  # the same between the start and the step
+        there = re.sub(r"%(k2|t|u)\b", r"%\1_", passing).replace("%a2", "%a1").replace("%b2", "%b1")
+        before, after = text.split("  %f2 = ", 1)
+        text = before + there + "\n  %f2 = " + after.replace("fusion(%a1,", "fusion(%k2_,", 1)
+    assert ms.collectives(text, LINE).by("kind") == {"all-gather": (1, 4096, 3584)}
+
+
+def test_two_exchanges_of_one_value_differ_by_their_dimension():
+    """One goes on in the step of a chain; the other, along another dimension, begins there."""
+    step = chain().split("%step", 1)[1].split("\n}", 1)[0]
+    other = step.replace("dimensions={0}", "dimensions={1}").replace("f32[64,16]{1,0} all-", "f32[8,128]{1,0} all-")
+    text = chain().replace(step, other)
+    assert sorted(row.shape for row in ms.collectives(text, LINE)) == [(8, 128), (64, 16)]
 
 
 def test_two_chains_at_once_count_twice():
