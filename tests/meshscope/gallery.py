@@ -82,6 +82,7 @@ def drawings():
     yield "one-device", ms.show(jnp.ones((4, 4)))
     yield "tree", ms.show({"w": shape(P("data"), 8, 16), "b": shape(P("model"), 16)}, "parameters")
     yield "tree-untitled", ms.show([shape(P("data"), 8, 16), shape(P("model"), 16)])
+    yield "twelve", ms.show({f"w{n:02}": shape(P("data"), 8) for n in range(12)})
     yield "table", ms.show({f"w{n:02}": shape(P("data"), 8, 16) for n in range(13)}, "thirteen")
     yield "table-long", ms.show({f"w{n:02}": shape(P(), 8) for n in range(75)})
     yield "palette", ms.show(shape(P("data", "model"), 8, 16), palette={"data": "#123456"})
@@ -98,6 +99,9 @@ def drawings():
     yield "devices-64-both", on_devices(shape(P("data", "model"), 16, 16, mesh=abstract(8, 8)))
     yield "devices-in-steps", on_devices(shape(P("model"), 16, 16, mesh=abstract(4, 4, 4)))
     yield "devices-over-eight", on_devices(shape(P(None, "model"), 16, 18, mesh=abstract(4, 9)))
+    yield "devices-in-nine-rows", on_devices(shape(P("data"), 18, 16, mesh=abstract(9, 3)))
+    yield "devices-in-eight-columns", on_devices(shape(P(None, "model"), 16, 16, mesh=abstract(4, 8)))
+    yield "devices-in-nine-columns", on_devices(shape(P(None, "data"), 16, 18, mesh=abstract(9, 3)))
     yield "devices-over-sixteen", on_devices(shape(P("stage", "model"), 16, 16, mesh=abstract(4, 16, 2)))
     for sizes in ((4, 4), (17, 1), (2, 18)):
         yield f"devices-mesh-{sizes[0]}-{sizes[1]}", on_devices(abstract(*sizes))

@@ -72,6 +72,21 @@ def test_two_meshes_are_one_too_many():
         ms.collectives(both)
 
 
+def test_no_mesh_is_one_too_few():
+    from jax._src.sharding_impls import GSPMDSharding  # only instances are public
+
+    mesh = mesh_of(8)
+    lost = GSPMDSharding(tuple(mesh.devices.flat), NamedSharding(mesh, P("data"))._to_xla_hlo_sharding(2))
+    x = jax.device_put(np.ones((8, 16), np.float32), lost)
+    compiled = jax.jit(lambda x: x.sum(0), out_shardings=None).lower(x).compile()
+    silent = types.SimpleNamespace(
+        as_text=compiled.as_text, memory_analysis=None, input_shardings=(lost,), output_shardings=lost
+    )
+    with pytest.raises(ValueError, match="outputs of this program name no mesh: pass the one to use"):
+        ms.collectives(silent)
+    assert [row.axes for row in ms.collectives(silent, mesh)] == [("data",)]
+
+
 def test_a_mesh_of_another_size_is_told_with_both_sizes():
     small = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
     with pytest.raises(
