@@ -43,6 +43,7 @@ def drawings():
     yield "mesh-order", ms.show(mesh_of(4, 2, names=("rows", "Y"), order=[3, 1, 4, 0, 5, 7, 2, 6]))
     yield "mesh-abstract", ms.show(abstract(2, 4, kind=AxisType.Explicit))
     yield "mesh-large", ms.show(abstract(4, 64))
+    yield "mesh-four-axes", ms.show(abstract(2, 2, 2, 2, names=("data", "model", "stage", "seq")))
     yield "mesh-seven-axes", ms.show(abstract(*(1,) * 7, names=tuple("abcdefg")))
     yield "whole", ms.show(shape(P(), 8, 16))
     yield "rows", ms.show(shape(P("data"), 8, 16), "rows over data")
@@ -53,6 +54,7 @@ def drawings():
     yield "vector", ms.show(shape(P("model"), 16))
     yield "vector-whole", ms.show(shape(P(), 16))
     yield "three-dimensions", ms.show(shape(P(("data", "model")), 8, 16, 4), "three")
+    yield "first-two-of-three", ms.show(shape(P("data", "model"), 8, 16, 4))
     yield "panels", ms.show(shape(P("data", "model", "stage"), 8, 16, 4, mesh=cube))
     yield "panels-and-whole", ms.show(shape(P("data", "model", "stage", None), 8, 16, 4, 2, mesh=cube))
     yield "two-leading", ms.show(
@@ -77,6 +79,8 @@ def drawings():
     yield "turned-words", ms.show(((4, 32), cut))
     yield "narrow", ms.show(((16, 64), NamedSharding(abstract(2, 8), P("data", "model"))))
     yield "numbers-thinned", ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model"))))
+    wide = NamedSharding(abstract(2, 16), P("data", "model"))
+    yield "numbers-thinned-twice", ms.show(((4, 16_000_000), wide))
     yield "nothing", ms.show(shape(P("data"), 0, 16))
     yield "unnamed-axes", ms.show(shape(P("Y"), 8, 16, mesh=mesh_of(2, 4, names=("rows", "Y"))))
     yield "one-device", ms.show(jnp.ones((4, 4)))
@@ -133,6 +137,7 @@ def drawings():
         lost = NamedSharding(cube, spec)._to_xla_hlo_sharding(3)
         sharding = GSPMDSharding(tuple(cube.devices.flat), lost)
         yield name, ms.show(jax.device_put(np.ones((8, 8, 8), np.float32), sharding))
+        yield f"{name}-nothing", ms.show(((0, 8, 8), sharding))
 
 
 def on_devices(x):

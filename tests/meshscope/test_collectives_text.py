@@ -554,6 +554,57 @@ def test_two_exchanges_of_one_value_differ_by_their_dimension():
     assert sorted(row.shape for row in ms.collectives(text, LINE)) == [(8, 128), (64, 16)]
 
 
+@pytest.mark.parametrize("other", [("all-gather(%p)", "all-gather(%z)"), ("[1,8]<=[8]", "{{7,6,5,4,3,2,1,0}}")])
+def test_what_a_step_exchanges_besides_counts(other):
+    """Another value, or the same in another order of devices, is not what the start began."""
+    step = chain().split("%step", 1)[1].split("\n}", 1)[0]
+    text = chain().replace(step, step.replace(*other))
+    assert ms.collectives(text, LINE).by("kind") == {"all-gather": (2, 8192, 7168)}
+
+
+def test_only_a_start_begins_a_chain():
+    """A fusion that gathers and hands its input on has finished when it returns."""
+    both = (
+        "%both (p: f32[8,16]) -> (f32[8,16], f32[64,16]) {\n  %p = f32[8,16]{1,0} parameter(0)\n"
+        "  %g = f32[64,16]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}\n"
+        "  ROOT %t = (f32[8,16], f32[64,16]) tuple(%p, %g)\n}\n"
+    )
+    more = (
+        "  %o1 = (f32[8,16], f32[64,16]) fusion(%y), kind=kCustom, calls=%both\n"
+        "  %o2 = f32[8,16]{1,0} get-tuple-element(%o1), index=0\n"
+        "  %o3 = (f32[8,16], f32[64,16]) fusion(%o2), kind=kCustom, calls=%both"
+    )
+    rows = ms.collectives(chain(more=more, fused=both), LINE)
+    assert rows.by("kind") == {"all-gather": (3, 3 * 4096, 3 * 3584)}
+
+
+def test_a_fusion_that_names_nothing_hides_nothing_else():
+    more = "  %o = f32[8,16]{1,0} fusion(%y), kind=kLoop"
+    assert ms.collectives(chain(more=more), LINE).by("kind") == {"all-gather": (1, 4096, 3584)}
+
+
+@pytest.mark.parametrize("line", ["call(%p), to_apply=%nobody", "conditional(%p)", "while(%p), body=%nobody"])
+def test_a_call_of_what_is_not_in_the_text_calls_nothing(line):
+    text = module([GOOD]).replace("  ROOT %last", f"  %odd = f32[8,4]{{1,0}} {line}\n  ROOT %last", 1)
+    assert ms.collectives(text, GRID).by("kind") == {"all-reduce": (1, 128, 192)}
+
+
+def test_a_name_of_an_operation_calls_nothing():
+    """Only attributes do, and metadata may hold any text."""
+    hidden = "%hidden (q: f32[8,4]) -> f32[8,4] {\n  %q = f32[8,4] parameter(0)\n  ROOT %h = f32[8,4] "
+    hidden += "all-reduce(%q), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add\n}\n\n"
+    said = 'copy(%p), metadata={op_name="f(calls=%hidden"}'
+    text = module([GOOD]).replace("copy(%p)", said).replace("ENTRY", hidden + "ENTRY")
+    with pytest.warns(ms.UnparsedCollectiveWarning):
+        rows = ms.collectives(text, GRID)
+    assert rows.by("kind") == {"all-reduce": (1, 128, 192)}
+
+
+def test_a_size_that_is_a_bound_is_read():
+    read = hlo._instruction("  %x = f32[<=8,4]{1,0} copy(%p)")
+    assert read.arrays == (("f32", (8, 4)),)
+
+
 def test_two_chains_at_once_count_twice():
     """Each start is one collective, whatever is going on beside it."""
     text = chain(
@@ -598,6 +649,8 @@ def test_what_every_branch_does_alike_is_known():
     alike = branches(psum, lambda x: 2 * psum(x) + 1)
     assert alike.by("kind", "axes") == {("all-reduce", ("model",)): (3, 3 * size, 3 * size * 3 / 2)}
     assert [row.executions for row in alike] == [3] and alike[0].inside_loop
+    both = branches(lambda x: psum(psum(x)), lambda x: psum(psum(x)) + 1)
+    assert [row.executions for row in both] == [3, 3]
     one = branches(psum, jnp.sin)
     assert [row.executions for row in one] == [None]
     three = branches(psum, lambda x: psum(x) * 2, lambda x: psum(x) * 3)

@@ -288,3 +288,46 @@ def test_leaves_in_boxes_stand_beside_others():
     assert sorted(leaf.path for leaf in told.leaves) == ["a", "b", "c.shape"]
     with pytest.raises(TypeError, match=r"^c is of type ndarray"):
         ms.memory({"a": x, "c": np.ones(3)})
+
+
+def test_a_piece_that_was_counted_once_is_not_counted_for_its_copies():
+    """Whichever of the copies is the shared one, the first or the last."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    sharding = NamedSharding(mesh, P())
+    x = jax.device_put(np.ones(4, np.float32), sharding)
+    pieces = [shard.data for shard in x.addressable_shards]
+    for n, fresh in enumerate(pieces):
+        mixed = [jax.device_put(np.zeros(4, np.float32), fresh.devices().pop()) if i == n else piece
+                 for i, piece in enumerate(pieces)]  # fmt: skip
+        y = jax.make_array_from_single_device_arrays((4,), sharding, mixed)
+        assert ms.memory({"x": x, "y": y}).unique_bytes == 16
+
+
+def test_empty_arrays_share_nothing():
+    told = ms.memory({"a": jnp.zeros((0,)), "b": jnp.zeros((0,))})
+    assert "the buffers of" not in repr(told) and told.bytes_per_device == 0
+
+
+def test_a_box_may_hold_a_shape_and_a_sharding():
+    from flax import nnx
+
+    sharding = NamedSharding(mesh_of(8), P("data"))
+    (named,) = _placement.leaves({"w": nnx.Variable(((8, 16), sharding))})
+    assert named[0] == "w" and named[1].edges[0].parts == 8
+
+
+def test_a_traced_value_may_be_terms_of_a_sum():
+    mesh = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Manual,) * 2)
+    manual = types.SimpleNamespace(varying=None, unreduced={"model"}, reduced={"data"})
+    value = types.SimpleNamespace(
+        shape=(8,), dtype="float32", sharding=NamedSharding(mesh, P()), manual_axis_type=manual
+    )
+    notes = dict(_placement._traced(value, "").notes)
+    assert notes[_placement.UNREDUCED] == (("model", 4),)
+    assert notes[_placement.REDUCED] == (("data", 2),)
+
+
+def test_several_drawings_flow_beside_each_other():
+    sharding = NamedSharding(mesh_of(8), P("data"))
+    drawing = ms.show([((8, 16), sharding), ((16,), sharding)])
+    assert "display:flex;flex-wrap:wrap;" in drawing._repr_html_()
