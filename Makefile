@@ -51,8 +51,8 @@ site: venv ## build the site in both languages into _build/html, executing what 
 test: venv ## execute what changed, then run the tests that a change can touch (ALL=yes: every test)
 	@.ci/browser || echo "The built site is not looked at without one; all else is checked."
 	@$(RUN) bookkit execute
-	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile $(CHANGED)
-	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile $(CHANGED)
+	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHANGED)
+	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHANGED)
 
 serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
 	@echo "http://localhost:$(PORT)/"

@@ -20,6 +20,9 @@ DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
 PATIENCE = 180_000  # milliseconds: on a busy machine all is slow, and that is no fault of a page
+LONGEST = (
+    300  # seconds of one visit, a hundred times what it takes: nothing else ends a script's wait
+)
 FOLDS_PRESSED = 3  # of each kind on a page: a key press is a round trip
 
 # Images load when they come into view: ask for all of them, and name those that do not come.
@@ -233,18 +236,28 @@ def told(result: dict[str, Any]) -> Iterator[str]:
 async def examine(
     context: BrowserContext, site: str, file: str, clipboard: asyncio.Lock
 ) -> list[str]:
-    """Everything that is wrong with one page."""
-    page = await context.new_page()
+    """Everything that is wrong with one page; one that the browser lost is visited once more."""
+    for _ in range(2):
+        page = await context.new_page()
+        try:
+            return await asyncio.wait_for(examined(page, site + file, site, clipboard), LONGEST)
+        except TimeoutError:
+            continue
+        finally:
+            await asyncio.wait([asyncio.ensure_future(page.close())], timeout=LONGEST)
+    return [f"the page did not answer for {LONGEST} seconds, twice"]
+
+
+async def examined(page: Page, url: str, site: str, clipboard: asyncio.Lock) -> list[str]:
     wrong = watch(page, site)
     try:
-        await visit(page, site + file)
+        await visit(page, url)
         checks = (images(page), anchors(page), folds(page), copying(page, clipboard), printing(page), width(page),
                   accessibility(page))  # fmt: skip
         for check in checks:
             wrong += [what async for what in check]
     except Error as error:
         wrong.append(f"the visit broke off: {error}")
-    await page.close()
     return wrong
 
 

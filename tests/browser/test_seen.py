@@ -2,6 +2,7 @@
 
 import pytest
 
+import survey as survey_module
 from bookkit.site.browser import serving
 from survey import survey
 
@@ -65,3 +66,19 @@ def test_a_good_page_is_left_alone(found):
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_seen(name, found):
     assert any(FAULTS[name][2] in what for what in found[name]), found[name]
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [("true", ["the page did not answer for 2 seconds, twice"]), ("!localStorage.seen", [])],
+)
+def test_a_page_that_never_answers_is_visited_once_more(
+    browsing, tmp_path, monkeypatch, when, said
+):
+    """Playwright waits for what a script promises as long as that takes."""
+    monkeypatch.setattr(survey_module, "LONGEST", 2)
+    script = f"if ({when}) window.MathJax = {{startup: {{promise: new Promise(() => 0)}}}}; localStorage.seen = 1"
+    (tmp_path / "a.html").write_text(GOOD.replace("</main>", f"</main><script>{script}</script>"))
+    run, browser = browsing
+    with serving(tmp_path) as site:
+        assert run(survey(browser, site, ["a.html"])) == {"a.html": said}

@@ -5,6 +5,8 @@
 A change of any of them is meant, and seen in a browser first, or it is a mistake.
 """
 
+import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -41,6 +43,7 @@ def drawings():
     yield "mesh-order", ms.show(mesh_of(4, 2, names=("rows", "Y"), order=[3, 1, 4, 0, 5, 7, 2, 6]))
     yield "mesh-abstract", ms.show(abstract(2, 4, kind=AxisType.Explicit))
     yield "mesh-large", ms.show(abstract(4, 64))
+    yield "mesh-four-axes", ms.show(abstract(2, 2, 2, 2, names=("data", "model", "stage", "seq")))
     yield "mesh-seven-axes", ms.show(abstract(*(1,) * 7, names=tuple("abcdefg")))
     yield "whole", ms.show(shape(P(), 8, 16))
     yield "rows", ms.show(shape(P("data"), 8, 16), "rows over data")
@@ -51,6 +54,7 @@ def drawings():
     yield "vector", ms.show(shape(P("model"), 16))
     yield "vector-whole", ms.show(shape(P(), 16))
     yield "three-dimensions", ms.show(shape(P(("data", "model")), 8, 16, 4), "three")
+    yield "first-two-of-three", ms.show(shape(P("data", "model"), 8, 16, 4))
     yield "panels", ms.show(shape(P("data", "model", "stage"), 8, 16, 4, mesh=cube))
     yield "panels-and-whole", ms.show(shape(P("data", "model", "stage", None), 8, 16, 4, 2, mesh=cube))
     yield "two-leading", ms.show(
@@ -75,15 +79,36 @@ def drawings():
     yield "turned-words", ms.show(((4, 32), cut))
     yield "narrow", ms.show(((16, 64), NamedSharding(abstract(2, 8), P("data", "model"))))
     yield "numbers-thinned", ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model"))))
+    wide = NamedSharding(abstract(2, 16), P("data", "model"))
+    yield "numbers-thinned-twice", ms.show(((4, 16_000_000), wide))
     yield "nothing", ms.show(shape(P("data"), 0, 16))
     yield "unnamed-axes", ms.show(shape(P("Y"), 8, 16, mesh=mesh_of(2, 4, names=("rows", "Y"))))
     yield "one-device", ms.show(jnp.ones((4, 4)))
     yield "tree", ms.show({"w": shape(P("data"), 8, 16), "b": shape(P("model"), 16)}, "parameters")
     yield "tree-untitled", ms.show([shape(P("data"), 8, 16), shape(P("model"), 16)])
+    yield "twelve", ms.show({f"w{n:02}": shape(P("data"), 8) for n in range(12)})
     yield "table", ms.show({f"w{n:02}": shape(P("data"), 8, 16) for n in range(13)}, "thirteen")
     yield "table-long", ms.show({f"w{n:02}": shape(P(), 8) for n in range(75)})
     yield "palette", ms.show(shape(P("data", "model"), 8, 16), palette={"data": "#123456"})
     yield "markup", ms.show(shape(P("a<b"), 8, mesh=mesh_of(8, names=("a<b",))), '<i> & "x" \'y\'')
+
+    # What is drawn on more devices than there are here is made up, from coordinates in the mesh.
+    yield "devices-16", on_devices(shape(P(), 8, 16, mesh=abstract(4, 4)))
+    yield "devices-15", on_devices(shape(P("data"), 9, 16, mesh=abstract(3, 5)))
+    yield "devices-in-pairs", on_devices(shape(P("data"), 32, 16, mesh=abstract(16, 2)))
+    yield "devices-in-threes", on_devices(shape(P("data"), 16, 8, mesh=abstract(8, 3)))
+    yield "devices-256-rows", on_devices(shape(P("data"), 512, 512, mesh=abstract(16, 16)))
+    yield "devices-256-columns", on_devices(shape(P(None, "model"), 512, 512, mesh=abstract(16, 16)))
+    yield "devices-256-whole", on_devices(shape(P(), 512, mesh=abstract(16, 16)))
+    yield "devices-64-both", on_devices(shape(P("data", "model"), 16, 16, mesh=abstract(8, 8)))
+    yield "devices-in-steps", on_devices(shape(P("model"), 16, 16, mesh=abstract(4, 4, 4)))
+    yield "devices-over-eight", on_devices(shape(P(None, "model"), 16, 18, mesh=abstract(4, 9)))
+    yield "devices-in-nine-rows", on_devices(shape(P("data"), 18, 16, mesh=abstract(9, 3)))
+    yield "devices-in-eight-columns", on_devices(shape(P(None, "model"), 16, 16, mesh=abstract(4, 8)))
+    yield "devices-in-nine-columns", on_devices(shape(P(None, "data"), 16, 18, mesh=abstract(9, 3)))
+    yield "devices-over-sixteen", on_devices(shape(P("stage", "model"), 16, 16, mesh=abstract(4, 16, 2)))
+    for sizes in ((4, 4), (17, 1), (2, 18)):
+        yield f"devices-mesh-{sizes[0]}-{sizes[1]}", on_devices(abstract(*sizes))
 
     seen = []
 
@@ -112,6 +137,28 @@ def drawings():
         lost = NamedSharding(cube, spec)._to_xla_hlo_sharding(3)
         sharding = GSPMDSharding(tuple(cube.devices.flat), lost)
         yield name, ms.show(jax.device_put(np.ones((8, 8, 8), np.float32), sharding))
+        yield f"{name}-nothing", ms.show(((0, 8, 8), sharding))
+
+
+def on_devices(x):
+    """A drawing of an array, or a mesh, with made-up devices in place of coordinates."""
+    from meshscope import _placement, _show
+
+    (here,) = (placement for _, placement in _placement.leaves(x))
+    sizes = [size for _, size in here.mesh]
+    ids = {at: str(n) for n, at in enumerate(itertools.product(*map(range, sizes)))}
+
+    def held(block):
+        """The devices of a block: its label has a coordinate for each axis of the mesh, or a colon."""
+        (label,) = here.blocks[block]
+        asked = label.split(",")
+        return tuple(name for at, name in ids.items()
+                     if all(one in (":", str(n)) for one, n in zip(asked, at)))  # fmt: skip
+
+    here = dataclasses.replace(here, blocks={block: held(block) for block in here.blocks}, keys="")
+    scene = _show._Scene(here, [])
+    svg = _show._svg([_show._picture(scene, {})])
+    return _show.Drawing(svg, _show._words(scene), (svg,))
 
 
 def tables():

@@ -1,5 +1,6 @@
 """What a compiled program's text may look like: spellings, async pairs, other backends."""
 
+import dataclasses
 import gzip
 import itertools
 import math
@@ -285,6 +286,50 @@ def test_a_line_that_cannot_be_read_warns_and_the_rest_counts(broken):
     assert rows.by("kind", "axes") == {("all-reduce", ("model",)): (1, 128, 192)}
 
 
+@pytest.mark.parametrize("broken", [GOOD.replace("{{0,1,2,3},{4,5,6,7}}", "<<0,1,2,3>>"), GOOD.replace("%p", "%nobody")])
+def test_what_follows_a_line_that_cannot_be_read_counts(broken):
+    good = module([GOOD])
+    line = next(s for s in good.split("\n") if " all-reduce(" in s)
+    text = good.replace(line, "  " + broken.replace("%r", "%first") + "\n" + line)
+    with pytest.warns(ms.UnparsedCollectiveWarning, match="cannot read"):
+        rows = ms.collectives(text, GRID)
+    assert rows.by("kind", "axes") == {("all-reduce", ("model",)): (1, 128, 192)}
+
+
+def test_a_host_transfer_is_no_collective_and_a_send_is_one():
+    """A send and a receive have pairs in place of groups, or say nothing of them."""
+    lines = [
+        "%token_ = token[] after-all()",
+        "%s = (f32[8,4]{1,0}, u32[], token[]) send(%p, %token_), channel_id=7",
+        "%t = token[] send-done(%s), channel_id=7",
+        "%v = (f32[8,4]{1,0}, u32[], token[]) recv(%t), channel_id=8",
+        "%w = (f32[8,4]{1,0}, token[]) recv-done(%v), channel_id=8",
+    ]
+    rows = ms.collectives(module(lines), GRID)
+    assert [(row.kind, row.shape, row.axes) for row in rows] == [
+        ("send", (8, 4), ("?",)), ("recv", (8, 4), ("?",))]  # fmt: skip
+    assert all(row.within == ("data", "model") for row in rows)
+    to_host = [line.replace("channel_id", "is_host_transfer=true, channel_id") for line in lines]
+    assert not ms.collectives(module(to_host), GRID)
+
+
+def test_an_all_to_all_of_several_values_is_one_of_all_of_them():
+    """XLA writes one operand for each device of a group: together they are the payload."""
+    line = (
+        "%z = (f32[8,4]{1,0}, f32[8,4]{1,0}) all-to-all(%p, %p), channel_id=1, "
+        "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
+    )
+    (row,) = ms.collectives(module([line]), GRID)
+    assert (row.kind, row.axes, row.shape, row.payload_bytes) == ("all-to-all", ("data",), (2, 8, 4), 256)
+
+
+def test_a_group_without_devices_has_one():
+    """As of a row whose groups the program does not tell."""
+    (row,) = ms.collectives(module([GOOD]), GRID)
+    assert row.group_size == 4
+    assert dataclasses.replace(row, groups=()).group_size == 1
+
+
 def test_a_collective_that_nothing_calls_warns():
     """As when a new way of calling a computation is not known here."""
     text = module([GOOD]).replace("ENTRY ", "") + (
@@ -478,6 +523,88 @@ def test_collectives_that_share_a_channel_are_not_merged(operand, columns):
     assert rows.total_payload_bytes == 4 * 64 * (16 + columns)
 
 
+@pytest.mark.parametrize(
+    "passing",
+    [
+        "  %k2 = f32[8,16]{1,0} copy(%a2)",
+        "  %k2 = f32[8,16]{1,0} bitcast(%a2)",
+        "  %t = (f32[64,16], f32[8,16]) tuple(%b2, %a2)\n"
+        "  %k2 = f32[8,16]{1,0} get-tuple-element(%t), index=1",
+        "  %t = (f32[64,16], f32[8,16]) tuple(%b2, %a2)\n"
+        "  %u = (f32[64,16], f32[8,16]) copy(%t)\n"
+        "  %k2 = f32[8,16]{1,0} get-tuple-element(%u), index=1",
+    ],
+)
+@pytest.mark.parametrize("where", [None, "%b1", "%c1"])
+def test_a_chain_is_followed_through_what_only_passes_values_on(passing, where):
+    """A copy, another view of the same bytes, a tuple and its elements: no new value."""
+    text = chain().replace("  %k2 = f32[8,16]{1,0} copy(%a2)", passing)
+    if where:  # the same between the start and the step
+        there = re.sub(r"%(k2|t|u)\b", r"%\1_", passing).replace("%a2", "%a1").replace("%b2", "%b1")
+        before, after = text.split("  %f2 = ", 1)
+        text = before + there + "\n  %f2 = " + after.replace("fusion(%a1,", "fusion(%k2_,", 1)
+    assert ms.collectives(text, LINE).by("kind") == {"all-gather": (1, 4096, 3584)}
+
+
+def test_two_exchanges_of_one_value_differ_by_their_dimension():
+    """One goes on in the step of a chain; the other, along another dimension, begins there."""
+    step = chain().split("%step", 1)[1].split("\n}", 1)[0]
+    other = step.replace("dimensions={0}", "dimensions={1}").replace("f32[64,16]{1,0} all-", "f32[8,128]{1,0} all-")
+    text = chain().replace(step, other)
+    assert sorted(row.shape for row in ms.collectives(text, LINE)) == [(8, 128), (64, 16)]
+
+
+@pytest.mark.parametrize("other", [("all-gather(%p)", "all-gather(%z)"), ("[1,8]<=[8]", "{{7,6,5,4,3,2,1,0}}")])
+def test_what_a_step_exchanges_besides_counts(other):
+    """Another value, or the same in another order of devices, is not what the start began."""
+    step = chain().split("%step", 1)[1].split("\n}", 1)[0]
+    text = chain().replace(step, step.replace(*other))
+    assert ms.collectives(text, LINE).by("kind") == {"all-gather": (2, 8192, 7168)}
+
+
+def test_only_a_start_begins_a_chain():
+    """A fusion that gathers and hands its input on has finished when it returns."""
+    both = (
+        "%both (p: f32[8,16]) -> (f32[8,16], f32[64,16]) {\n  %p = f32[8,16]{1,0} parameter(0)\n"
+        "  %g = f32[64,16]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}\n"
+        "  ROOT %t = (f32[8,16], f32[64,16]) tuple(%p, %g)\n}\n"
+    )
+    more = (
+        "  %o1 = (f32[8,16], f32[64,16]) fusion(%y), kind=kCustom, calls=%both\n"
+        "  %o2 = f32[8,16]{1,0} get-tuple-element(%o1), index=0\n"
+        "  %o3 = (f32[8,16], f32[64,16]) fusion(%o2), kind=kCustom, calls=%both"
+    )
+    rows = ms.collectives(chain(more=more, fused=both), LINE)
+    assert rows.by("kind") == {"all-gather": (3, 3 * 4096, 3 * 3584)}
+
+
+def test_a_fusion_that_names_nothing_hides_nothing_else():
+    more = "  %o = f32[8,16]{1,0} fusion(%y), kind=kLoop"
+    assert ms.collectives(chain(more=more), LINE).by("kind") == {"all-gather": (1, 4096, 3584)}
+
+
+@pytest.mark.parametrize("line", ["call(%p), to_apply=%nobody", "conditional(%p)", "while(%p), body=%nobody"])
+def test_a_call_of_what_is_not_in_the_text_calls_nothing(line):
+    text = module([GOOD]).replace("  ROOT %last", f"  %odd = f32[8,4]{{1,0}} {line}\n  ROOT %last", 1)
+    assert ms.collectives(text, GRID).by("kind") == {"all-reduce": (1, 128, 192)}
+
+
+def test_a_name_of_an_operation_calls_nothing():
+    """Only attributes do, and metadata may hold any text."""
+    hidden = "%hidden (q: f32[8,4]) -> f32[8,4] {\n  %q = f32[8,4] parameter(0)\n  ROOT %h = f32[8,4] "
+    hidden += "all-reduce(%q), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add\n}\n\n"
+    said = 'copy(%p), metadata={op_name="f(calls=%hidden"}'
+    text = module([GOOD]).replace("copy(%p)", said).replace("ENTRY", hidden + "ENTRY")
+    with pytest.warns(ms.UnparsedCollectiveWarning):
+        rows = ms.collectives(text, GRID)
+    assert rows.by("kind") == {"all-reduce": (1, 128, 192)}
+
+
+def test_a_size_that_is_a_bound_is_read():
+    read = hlo._instruction("  %x = f32[<=8,4]{1,0} copy(%p)")
+    assert read.arrays == (("f32", (8, 4)),)
+
+
 def test_two_chains_at_once_count_twice():
     """Each start is one collective, whatever is going on beside it."""
     text = chain(
@@ -522,6 +649,8 @@ def test_what_every_branch_does_alike_is_known():
     alike = branches(psum, lambda x: 2 * psum(x) + 1)
     assert alike.by("kind", "axes") == {("all-reduce", ("model",)): (3, 3 * size, 3 * size * 3 / 2)}
     assert [row.executions for row in alike] == [3] and alike[0].inside_loop
+    both = branches(lambda x: psum(psum(x)), lambda x: psum(psum(x)) + 1)
+    assert [row.executions for row in both] == [3, 3]
     one = branches(psum, jnp.sin)
     assert [row.executions for row in one] == [None]
     three = branches(psum, lambda x: psum(x) * 2, lambda x: psum(x) * 3)

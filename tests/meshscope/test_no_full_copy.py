@@ -294,6 +294,90 @@ def test_the_largest_come_first_and_equal_leaves_are_named_together():
     assert isinstance(copies[:1], ms.FullCopies) and copies[np.int64(0)] == copies[0]
 
 
+def listed(lines, tree, computations="", **more):
+    """The whole copies in a program of these lines, whose argument is f32[24,80]."""
+    text = made_up(lines).replace("ENTRY", computations + "\nENTRY")
+    return ms.full_copies(text, tree, **more)
+
+
+def test_every_result_of_an_instruction_is_looked_at():
+    """Whatever stands before it: something small, or what is excluded."""
+    line = "  ROOT %y = (f32[2]{0}, f32[60,64]{1,0}, f32[48,80]{1,0}) custom-call(%p)"
+    w = {"w": leaf((48, 80), P("data")), "v": leaf((60, 64), P("data"))}
+    assert {row.found for row in listed(line, w)} == {(60, 64), (48, 80)}
+    assert [row.found for row in listed(line, w, exclude=(60, 64))] == [(48, 80)]
+
+
+def test_leaves_of_as_many_elements_are_told_apart_by_their_dimensions():
+    w = {"w": leaf((48, 80), P("data")), "v": leaf((60, 64), P("data"))}
+    for found, paths in [("1,60,64", ("v",)), ("80,1,48", ("w",)), ("3840", ("v", "w"))]:
+        (row,) = listed(f"  ROOT %y = f32[{found}] negate(%p)", w)
+        assert row.paths == paths, found
+
+
+def test_twos_are_dimensions_and_ones_are_none():
+    w = {"w": leaf((2, 8, 480), P(None, "data")), "v": leaf((4, 4, 480), P("data"))}
+    (row,) = listed("  ROOT %y = f32[8,2,480] negate(%p)", w)
+    assert row.paths == ("w",)
+
+
+def test_the_piece_that_a_value_may_be_is_named_by_its_dimensions():
+    """Two leaves have pieces of 3,840 elements; the value has the dimensions of the second."""
+    tree = {"a": leaf((96, 80), P("data"), mesh_of(2, 4)), "b": leaf((120, 64), P("data"), mesh_of(2, 4))}
+    tree |= {"w": leaf((64, 60), P("data"), mesh_of(2, 4))}
+    assert [row.or_piece_of for row in listed("  ROOT %y = f32[60,64] negate(%p)", tree)] == ["b"]
+    assert [row.or_piece_of for row in listed("  ROOT %y = f32[3840] negate(%p)", tree)] == ["a"]
+
+
+def test_a_stack_of_two_has_layers_and_a_stack_of_one_is_a_leaf():
+    two, one = leaf((2, 48, 80), P(None, "data")), leaf((1, 48, 80), P(None, "data"))
+    line = "  ROOT %y = f32[48,80]{1,0} negate(%p)"
+    assert [row.layer for row in listed(line, two)] == [True]
+    assert [row.layer for row in listed(line, one)] == [False]
+
+
+def test_a_piece_of_a_layer_has_the_elements_of_a_layer_s_piece():
+    mesh = mesh_of(2, 4)
+    tree = {"v": leaf((2, 8), P("data"), mesh), "stack": leaf((3, 8, 16), P(None, "data", "model"), mesh)}
+    (row,) = listed("  ROOT %y = f32[16]{0} negate(%p)", tree)
+    assert (row.paths, row.or_piece_of) == (("v",), "stack")
+
+
+INNER = (
+    "%inner (q: f32[24,80]) -> f32[48,80] {\n  %q = f32[24,80]{1,0} parameter(0)\n"
+    "  ROOT %c = f32[48,80]{1,0} pad(%q, %q)\n}\n\n"
+)
+OUTER = (
+    "%outer (o: f32[24,80]) -> f32[48,80] {\n  %o = f32[24,80]{1,0} parameter(0)\n"
+    "  ROOT %d = f32[48,80]{1,0} fusion(%o), calls=%inner\n}\n\n"
+)
+
+
+@pytest.mark.parametrize("computations", [INNER, INNER + OUTER, OUTER + INNER])
+def test_a_copy_inside_what_is_called_has_the_name_of_the_caller(computations):
+    target = "outer" if "outer" in computations else "inner"
+    line = f"  ROOT %y = f32[48,80]{{1,0}} fusion(%p), calls=%{target}, metadata={{op_name=\"jit(f)/dot\"}}"
+    (row,) = listed(line, leaf((48, 80), P("data")), computations)
+    assert row.op_name == "jit(f)/dot" and len(row.lines) == 1, "made once, whoever hands it on"
+
+
+def test_a_value_that_is_handed_on_is_counted_where_it_is_made():
+    lines = [
+        "  %made = f32[48,80]{1,0} pad(%p, %p)",
+        "  %seen = f32[80,48]{1,0} bitcast(%made)",
+        "  %both = (f32[48,80]{1,0}, f32[80,48]{1,0}) tuple(%made, %seen)",
+        "  ROOT %one = f32[48,80]{1,0} get-tuple-element(%both), index=0",
+    ]
+    (row,) = listed("\n".join(lines), leaf((48, 80), P("data")))
+    assert len(row.lines) == 1 and "pad(" in row.lines[0]
+
+
+@pytest.mark.parametrize("attribute", ["", ", calls=%nobody", ", to_apply=%nobody"])
+def test_what_a_call_makes_counts_where_nothing_of_it_can_be_read(attribute):
+    line = f"  ROOT %y = f32[48,80]{{1,0}} fusion(%p){attribute}"
+    assert [row.found for row in listed(line, leaf((48, 80), P("data")))] == [(48, 80)]
+
+
 def test_tpu_fully_sharded_step_gathers_a_layer_and_never_the_stack():
     """fixtures: two stacks of 4, gathered one layer at a time and kept for the way back."""
     text = gzip.decompress((FIXTURES / "tpu-fsdp.hlo.gz").read_bytes()).decode()
