@@ -110,6 +110,21 @@ def test_the_list_fits_the_code(module, tmp_path, text, says):
         assert list(mutants.survivors(tmp_path, [module]).values()) == ["why"]
 
 
+def test_one_reason_holds_for_a_part_wherever_it_stands(module, tmp_path):
+    (tmp_path / mutants.SURVIVORS).parent.mkdir(parents=True)
+    text = '[[survivor]]\npart = "return "\nbecomes = ["yield ", ""]\nreason = "why"\n'
+    (tmp_path / mutants.SURVIVORS).write_text(text + 'function = "_toy.Thing.slow"\n')
+    one = {("_toy.Thing.slow", "return 3", new): "why" for new in ("yield 3", "3")}
+    assert mutants.survivors(tmp_path, [module]) == one
+    (tmp_path / mutants.SURVIVORS).write_text(text)
+    listed = mutants.survivors(tmp_path, [module])
+    assert one.items() <= listed.items()
+    assert ("_toy.first", "return x", "yield x") in listed
+    (tmp_path / mutants.SURVIVORS).write_text(text.replace('"return "', '"gone"'))
+    with pytest.raises(Problem, match="has no line with 'gone' any more"):
+        mutants.survivors(tmp_path, [module])
+
+
 def tried(module, notices, listed, number=10, end=math.inf):
     """What is to be mended after faults of which a trial notices some."""
     faults = [fault(module, "Thing.slow", 21, "return 3", f"return {n + 4}") for n in range(number)]

@@ -193,17 +193,32 @@ def survivors(root: Path, modules: Sequence[Module]) -> dict[Key, str]:
             code[f"{module.name}.{name}"] = set(text[at.start - 1 : at.stop - 1])
     listed: dict[Key, str] = {}
     for entry in entries:
-        if missing := [
-            part for part in ("function", "line", "becomes", "reason") if not entry.get(part)
-        ]:
+        asked = ["becomes", "reason", *(["part"] if "part" in entry else ["function", "line"])]
+        if missing := [part for part in asked if not entry.get(part)]:
             raise Problem(f"{SURVIVORS}: an entry says nothing about {', '.join(missing)}: {entry}")
-        key = (entry["function"], entry["line"], entry["becomes"])
-        if not set(key[1].split("\n")) <= code.get(key[0], set()):
-            raise Problem(
-                f"{SURVIVORS}: {key[0]} has no line {key[1]!r} any more: remove the entry"
-            )
-        listed[key] = entry["reason"]
+        listed |= dict.fromkeys(keys(entry, code), entry["reason"])
     return listed
+
+
+def keys(entry: dict[str, Any], code: dict[str, set[str]]) -> list[Key]:
+    """The faults that an entry lists: of its line, or of every line that has its part."""
+    becomes = [entry["becomes"]] if isinstance(entry["becomes"], str) else entry["becomes"]
+    if "part" not in entry:
+        function, line = entry["function"], entry["line"]
+        if not set(line.split("\n")) <= code.get(function, set()):
+            raise Problem(
+                f"{SURVIVORS}: {function} has no line {line!r} any more: remove the entry"
+            )
+        return [(function, line, new) for new in becomes]
+    part, where = entry["part"], entry.get("function")
+    found = [(name, line) for name, lines in code.items() if where in (None, name)
+             for line in lines if part in line]  # fmt: skip
+    if not found:
+        raise Problem(
+            f"{SURVIVORS}: {where or 'meshscope'} has no line with {part!r} any more: "
+            "remove the entry"
+        )
+    return [(name, line, line.replace(part, new)) for name, line in found for new in becomes]
 
 
 def try_all(
