@@ -60,6 +60,9 @@ def drawings():
     yield "two-leading", ms.show(
         shape(P("data", "model", "stage", "seq"), 2, 4, 4, 8,
               mesh=abstract(2, 2, 2, 2, names=("data", "model", "stage", "seq"))))  # fmt: skip
+    axes = ("data", "model", "stage", "seq")
+    yield "panels-over-two-axes", ms.show(
+        shape(P(("data", "model"), "stage", "seq"), 8, 4, 4, mesh=abstract(2, 2, 2, 2, names=axes)))  # fmt: skip
     yield "middle", ms.show(shape(P(None, "model"), 2, 8, 3))
     yield "many-cells", ms.show(((4096, 4096), NamedSharding(abstract(16, 16), P("data", "model"))))
     yield "left-out", ms.show(((512, 512), NamedSharding(abstract(4, 64), P(("data", "model")))))
@@ -106,6 +109,7 @@ def drawings():
     yield "devices-in-nine-rows", on_devices(shape(P("data"), 18, 16, mesh=abstract(9, 3)))
     yield "devices-in-eight-columns", on_devices(shape(P(None, "model"), 16, 16, mesh=abstract(4, 8)))
     yield "devices-in-nine-columns", on_devices(shape(P(None, "data"), 16, 18, mesh=abstract(9, 3)))
+    yield "devices-left-out", on_devices(shape(P(None, "data"), 16, 36, mesh=abstract(18, 3)))
     yield "devices-over-sixteen", on_devices(shape(P("stage", "model"), 16, 16, mesh=abstract(4, 16, 2)))
     for sizes in ((4, 4), (17, 1), (2, 18)):
         yield f"devices-mesh-{sizes[0]}-{sizes[1]}", on_devices(abstract(*sizes))

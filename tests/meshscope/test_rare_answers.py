@@ -330,4 +330,4 @@ def test_a_traced_value_may_be_terms_of_a_sum():
 def test_several_drawings_flow_beside_each_other():
     sharding = NamedSharding(mesh_of(8), P("data"))
     drawing = ms.show([((8, 16), sharding), ((16,), sharding)])
-    assert "display:flex;flex-wrap:wrap;" in drawing._repr_html_()
+    assert 'style="display:flex;flex-wrap:wrap;' in drawing._repr_html_()
