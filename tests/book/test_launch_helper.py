@@ -48,8 +48,13 @@ def helper(tmp_path_factory):
 
 
 def begin(helper, what):
-    """A process that does this with the helper, in a group of its own."""
-    code = f"from helper import *\nprint(disk, flush=True)\n{textwrap.dedent(what)}"
+    """A process that does this with the helper, in a group of its own.
+
+    It listens to interruptions, as a kernel does: what a shell runs in the background does not, and
+    hands that on to all that it starts.
+    """
+    listens = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listens}\nfrom helper import *\nprint(disk, flush=True)\n{textwrap.dedent(what)}"
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=helper, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -95,11 +100,7 @@ def test_nothing_is_left_after_an_interruption(helper):
         numbers = started(process.stdout.readline().strip(), 2)
         assert len(alive(numbers)) == 4
         process.send_signal(signal.SIGINT)  # what the stop button of a notebook sends
-        try:
-            _, errors = process.communicate(timeout=120)  # it waits for those it has killed
-        except subprocess.TimeoutExpired:  # Python may drop an interruption, in a destructor
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=100)  # it waits for those it has killed
         assert errors.rstrip().endswith("KeyboardInterrupt") and gone(numbers), alive(numbers)
     finally:
         process.kill()
