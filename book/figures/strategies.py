@@ -7,7 +7,7 @@ PAGE = run_cells("strategies", "models", "weights", "bytes", "divides", "per-dev
 MODELS = {"1B": PAGE["llama_1b"], "8B": PAGE["llama_8b"]}
 TOKENS = 4096
 SHADES = {"weights": 0.9, "gradients": 0.66, "masters": 0.44, "moments": 0.25, "activations": 0.1}
-DEVICES = {16: "TPU v5e", 80: "H100", 192: "TPU7x"}  # GB
+DEVICES = {16: "TPU v5e", 80: "H100", 192: "MI300X"}  # GB
 
 
 def parts_of(m):
