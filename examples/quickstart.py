@@ -21,12 +21,12 @@ print(f"jax {jax.__version__}, {n} devices: {jax.devices()[0].device_kind}")
 
 # %%
 D = np.lcm(96, n)  # 96 numbers in an example (more where n does not divide 96)
-rng = np.random.default_rng(0)
-x_BD = rng.random((64 * n, D))  # one batch: 64 examples for each device
+x_BD = np.random.default_rng(0).random((64 * n, D))  # 64 examples for each device
 start = {
-    "w_DF": rng.normal(0, 0.02, (D, 4 * D)),
-    "w_FD": rng.normal(0, 0.02, (4 * D, D)),
+    "w_DF": np.random.default_rng(1).normal(0, 0.02, (D, 4 * D)),
+    "w_FD": np.random.default_rng(2).normal(0, 0.02, (4 * D, D)),
 }
+print("one batch:", x_BD.shape)
 
 
 # %%
