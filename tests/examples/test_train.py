@@ -41,6 +41,17 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(folder):
+    """Runs share what the first of them compiled: half of the seconds of a short run."""
+    cache = "JAX_PERSISTENT_CACHE_MIN_"
+    with pytest.MonkeyPatch.context() as settings:
+        settings.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+        settings.setenv(f"{cache}COMPILE_TIME_SECS", "0")
+        settings.setenv(f"{cache}ENTRY_SIZE_BYTES", "-1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def everywhere(folder):
     """Every strategy on 1, 2 or 8 devices: a function from the two to a run's folder."""
