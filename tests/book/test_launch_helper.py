@@ -6,6 +6,7 @@ alone, fails, or is interrupted, as a kernel is by the stop button of a notebook
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -192,3 +193,17 @@ def test_jobs_of_one_call_have_addresses_of_their_own(helper):
     said, _ = process.communicate(timeout=60)
     addresses = json.loads(said.splitlines()[1])
     assert len(set(addresses)) == 20 and all(one.startswith("127.0.0.1:") for one in addresses)
+
+
+def test_two_notebooks_never_draw_the_same_address(helper):
+    # Two coordinators at one port take each other's processes ("a different incarnation").
+    draw = "random.seed(0); print(free_addresses(5), flush=True); time.sleep(100)"
+    processes = [begin(helper, draw) for _ in range(2)]
+    try:
+        said = [[process.stdout.readline() for _ in range(2)][1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    first, second = (set(re.findall(r"127[.0-9:]+", one)) for one in said)
+    assert len(first) == len(second) == 5 and not first & second

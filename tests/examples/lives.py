@@ -40,12 +40,20 @@ def started(folder, *arguments, devices=8, program=(TRAIN,), **settings):
     return process
 
 
+TAKEN = []  # one socket for each address that was drawn
+
+
 def free_address():
-    """Of this machine, where nobody listens."""
+    """Of this machine, where nobody listens, or will: as chapter 11's helper draws it.
+
+    Two coordinators can listen at one port without an error, and then take each other's processes.
+    So who draws a port also holds the one 6,000 above it, which a second one cannot.
+    """
     while True:
-        port = random.randrange(20_000, 32_000)  # what systems give out on their own is larger
+        port = random.randrange(20_000, 26_000)  # what systems give out on their own is larger
         with contextlib.suppress(OSError):
             socket.create_server(("127.0.0.1", port)).close()
+            TAKEN.append(socket.create_server(("127.0.0.1", port + 6_000)))
             return f"127.0.0.1:{port}"
 
 
