@@ -3,13 +3,13 @@
 How that is decided stands in tests/bookkit/selection.py.
 """
 
+import functools
 import sys
 from pathlib import Path
 
 import pytest
 
 import selection
-from bookkit.model.chapter import load_chapter
 
 ROOT = Path(__file__).resolve().parents[1]
 # A file runs in one process, so these begin first: none of them is left over at the end, alone.
@@ -25,15 +25,15 @@ LONGEST = (
 )
 files = selection.Files(ROOT)
 passed = selection.Passed(ROOT / "_build" / "passed.json")
-seen = False  # did the test that runs open prose?
-ran = {}  # by test: whether it passed, what it says that it reads, whether it was seen to read
+seen = set()  # the prose that the test which runs opened, or could have
+imported = {}  # by module: what was opened when it was imported
+ran = {}  # by test: whether it passed, what it says that it reads, what it was seen to read
 left_out = 0
 
 
 def see_what_is_opened(event, arguments):
-    global seen
-    if event in ("open", "subprocess.Popen") and not seen:
-        seen = selection.opens_prose(event, arguments, ROOT)
+    if event in ("open", "subprocess.Popen") and not seen.issuperset(selection.PROSE):
+        seen.update(selection.opened_prose(event, arguments, ROOT))
 
 
 def pytest_addoption(parser):
@@ -74,18 +74,39 @@ def pytest_testnodedown(node, error):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    global seen
-    seen = False
+    seen.clear()
     outcome = yield
     if nextitem is None or nextitem.path != item.path:
-        load_chapter.cache_clear()  # the next module opens its pages itself, and is seen to
+        forget()
     return outcome
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    forget()
+    seen.clear()
+    report = yield
+    imported[collector.path] = set(seen)
+    return report
+
+
+def forget():
+    """Empty all caches, so that the next module opens its files itself, and is seen to."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if name.startswith("bookkit.") or file.startswith(f"{ROOT}/tests/"):
+            for kept in list(vars(module).values()):
+                if isinstance(kept, functools._lru_cache_wrapper):
+                    kept.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    report.user_properties.append(("reads", [selection.said_to_read(item), seen]))
+    opened = sorted(seen | imported.get(item.path, set()))
+    report.user_properties.append(("reads", [selection.said_to_read(item), opened]))
     return report
 
 
@@ -93,20 +114,21 @@ def pytest_runtest_logreport(report):
     reads = dict(report.user_properties).get("reads")
     if reads:
         said, was_seen = reads
-        before = ran.get(report.nodeid, (False, None, False))
+        before = ran.get(report.nodeid, (False, None, set()))
         ok = report.passed if report.when == "call" else before[0] and report.passed
-        ran[report.nodeid] = (ok, said, before[2] or was_seen)
+        ran[report.nodeid] = (ok, said, before[2] | set(was_seen))
 
 
 def pytest_sessionfinish(session, exitstatus):
     config = session.config
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
-    modules = {name.split("::")[0] for name in ran}
     if not config.option.changed:
-        passed.readers -= modules  # seen anew
-    passed.readers |= {name.split("::")[0] for name, (_, said, was_seen) in ran.items()
-                       if was_seen and said is None}  # fmt: skip
+        for name in ran:
+            passed.readers.pop(name.split("::")[0], None)  # seen anew
+    for name, (_, said, was_seen) in ran.items():
+        if said is None:
+            passed.readers.setdefault(name.split("::")[0], set()).update(was_seen)
     for name, (ok, said, _) in ran.items():
         reads = passed.reads(name, None if said is None else tuple(said))
         passed.note(name, files.digest(reads) if ok else None)

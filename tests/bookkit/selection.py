@@ -1,17 +1,18 @@
 """What `make test` leaves out: tests that passed, and whose files are today what they were then.
 
-A test depends on Python, on the code of the pages, and on every file that git knows or could know
-and that is not prose (PROSE). Most read no prose, and a change of prose alone leaves them out. A
-module whose tests were seen to open prose, or to start a process in the repository, which could,
-depends on all of it, unless it says better:
+A test depends on Python, on the code of the pages, on which files there are, and on every file that
+git knows or could know and that is not prose (PROSE). Most read no prose, and a change of prose alone
+leaves them out. A module depends on the files of prose that its tests were seen to open; on all of
+them if one opened a page of the built site, or started a process in the repository, which could open
+any. A module or a test may say better:
 
     pytest.mark.reads()                               none: what is started reads no prose
     pytest.mark.reads("book/*.md", "locale/")         these; a folder ends with /
     pytest.mark.reads("book/{path.stem}.md")          the page that the test was parametrised with
     pytest.mark.reads("headings")                     of all pages: where links may lead
 
-So after a change of prose alone those tests run that could read it; after any other change,
-everything. Passes are kept in _build/passed.json; a test that failed always runs again.
+So after a change of prose alone those tests run that could read what changed; after any other
+change, everything. Passes are kept in _build/passed.json; a test that failed always runs again.
 
 pytest-testmon decides by the lines of Python that ran: it knows nothing of Markdown, catalogues,
 tables or what a subprocess read, and its tracing slows down what compiles for a living.
@@ -68,7 +69,9 @@ class Files:
         pages = {name: contents[name].decode() for name in contents if matches(name, "book/*.md")}
         cells = {name: [found[0] for found in CODE.finditer(text)] for name, text in pages.items()}
         others = {name: sha256(content) for name, content in contents.items() if name not in self.prose}
-        self.code = sha256(repr((sys.version, cells, others)).encode())  # what every test depends on
+        names = sorted(self.prose)
+        # What every test depends on:
+        self.code = sha256(repr((sys.version, cells, others, names)).encode())
         self.headings = repr({name: HEADING.findall(text) for name, text in pages.items()})
 
     @functools.cache  # noqa: B019 (one object a session)
@@ -89,21 +92,20 @@ def said_to_read(item):
 
 
 class Passed:
-    """The tests that passed, with what they depended on then; and the modules that were seen to read."""
+    """The tests that passed, with what they depended on then; and what each module was seen to read."""
 
     def __init__(self, path):
         self.path = path
         try:
             kept = json.loads(path.read_text("utf-8"))
-            self.digests, self.readers = kept["passed"], set(kept["readers"])
-        except (FileNotFoundError, ValueError, KeyError):  # never run, or by other code than this
-            self.digests, self.readers = {}, set()
+            self.digests = kept["passed"]
+            self.readers = {module: set(names) for module, names in kept["readers"].items()}
+        except (FileNotFoundError, ValueError, KeyError, AttributeError):  # never run, or by other code
+            self.digests, self.readers = {}, {}
 
     def reads(self, name, said):
-        """What a test is taken to read: what it says, else all prose or none, as it was seen."""
-        if said is not None:
-            return said
-        return PROSE if name.split("::")[0] in self.readers else ()
+        """What a test is taken to read: what it says, else what its module was seen to."""
+        return tuple(sorted(self.readers.get(name.split("::")[0], ()))) if said is None else said
 
     def note(self, name, digest):
         """A digest for a test that passed, None for one that did not."""
@@ -115,20 +117,23 @@ class Passed:
     def save(self):
         self.path.parent.mkdir(exist_ok=True)
         new = self.path.with_suffix(".new")
-        kept = {"readers": sorted(self.readers), "passed": self.digests}
+        readers = {module: sorted(names) for module, names in self.readers.items() if names}
+        kept = {"readers": readers, "passed": self.digests}
         new.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n", "utf-8")
         new.replace(self.path)
 
 
-def opens_prose(event, arguments, root):
-    """Does this event of Python's (sys.addaudithook) mean that prose is read, or could be?"""
+def opened_prose(event, arguments, root):
+    """The prose that is read, or could be, in this event of Python's (sys.addaudithook): patterns."""
     if event == "open":
         name = as_name(arguments[0], root) if isinstance(arguments[0], (str, os.PathLike)) else None
-        return name is not None and is_prose(name)
+        if name is not None and name.startswith("_build/html"):  # made of all of it
+            return PROSE
+        return (name,) if name is not None and is_prose(name) else ()
     if event == "subprocess.Popen":  # in the repository's folder, or below it where something is built
         folder = as_name(arguments[2] or os.getcwd(), root)
-        return folder is not None and not folder.startswith("_build")
-    return False
+        return PROSE if folder is not None and not folder.startswith("_build") else ()
+    return ()
 
 
 def as_name(path, root):

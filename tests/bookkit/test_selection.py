@@ -49,11 +49,27 @@ import subprocess, sys
 def test_starts_a_process_that_could_read_anything():
     subprocess.run([sys.executable, "-c", ""])
 """,
+    "tests/book/test_import.py": """
+from pathlib import Path
+
+WORDS = Path("book/02-b.md").read_text()
+
+def test_of_a_page_that_was_opened_when_this_was_imported():
+    assert WORDS
+""",
+    "tests/book/test_site.py": """
+from pathlib import Path
+
+def test_of_the_built_site():
+    site = Path("_build/html/page.html")
+    assert not site.exists() or site.read_text()
+""",
 }
-READERS = {"test_opens_a_page_and_does_not_say_so", "test_beside_it", "test_starts_a_process_that_could_read_anything"}
+OF_02 = {"test_opens_a_page_and_does_not_say_so", "test_beside_it", "test_of_a_page_that_was_opened_when_this_was_imported"}
+OF_ALL = {"test_starts_a_process_that_could_read_anything", "test_of_the_built_site"}
 OF_CODE = {"test_reads_no_prose", "test_starts_a_process_that_reads_none"}
 BOTH_PAGES = {"test_page[01-a]", "test_page[02-b]"}
-ALL = READERS | OF_CODE | BOTH_PAGES
+ALL = OF_02 | OF_ALL | OF_CODE | BOTH_PAGES
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +82,8 @@ def clone(tmp_path_factory):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / "tests" / "bookkit").mkdir()
+    (root / "_build" / "html").mkdir(parents=True)
+    (root / "_build" / "html" / "page.html").write_text("<p>Some words.</p>")
     for name in ("tests/conftest.py", "tests/bookkit/selection.py"):
         shutil.copyfile(ROOT / name, root / name)
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
@@ -100,16 +118,17 @@ def change(clone):
 
 
 def test_a_changed_paragraph_runs_what_reads_that_page(change):
-    assert ran(change("book/01-a.md", "Some words.", "Other words.")) == {"test_page[01-a]"} | READERS
+    assert ran(change("book/01-a.md", "Some words.", "Other words.")) == {"test_page[01-a]"} | OF_ALL
+    assert ran(change("book/02-b.md", "Some words.", "Other words.")) == {"test_page[02-b]"} | OF_02 | OF_ALL
 
 
 def test_a_changed_heading_runs_what_follows_links_there(change):
-    assert ran(change("book/01-a.md", "# A page", "# Another page")) == BOTH_PAGES | READERS
+    assert ran(change("book/01-a.md", "# A page", "# Another page")) == BOTH_PAGES | OF_ALL
 
 
 def test_a_changed_translation_or_readme_runs_those_that_could_read_anything(change):
-    assert ran(change("locale/a.po", "", "msgid")) == READERS
-    assert ran(change("README.md", "# Read", "# Do read")) == READERS
+    assert ran(change("locale/a.po", "", "msgid")) == OF_ALL
+    assert ran(change("README.md", "# Read", "# Do read")) == OF_ALL
 
 
 @pytest.mark.parametrize("name, old, new", [
@@ -131,7 +150,7 @@ def test_a_new_file_runs_everything(clone):
 
 def test_what_failed_runs_again_until_it_passes(change):
     clone = change("book/02-b.md", "Some words.", "Some wrong words.")
-    assert ran(clone, status=1) == {"test_page[02-b]"} | READERS
+    assert ran(clone, status=1) == {"test_page[02-b]"} | OF_02 | OF_ALL
     assert ran(clone, status=1) == {"test_page[02-b]"}
     change("book/02-b.md", "Some words.", "Some right words.")
     assert "test_page[02-b]" in ran(clone) and ran(clone) == set()
@@ -146,9 +165,9 @@ def test_workers_of_xdist_leave_out_the_same(change):
     command = [sys.executable, "-m", "pytest", "--changed", "-n", "2", "--dist", "loadfile", "tests"]
     clone = change("book/01-a.md", "Some words.", "Words again.")
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
-    assert done.returncode == 0 and "4 passed" in done.stdout and "3 tests passed before" in done.stdout, done.stdout
+    assert done.returncode == 0 and "3 passed" in done.stdout and "6 tests passed before" in done.stdout, done.stdout
     again = subprocess.run(command, cwd=clone, capture_output=True, text=True)
-    assert again.returncode == 0 and "7 tests passed before" in again.stdout, again.stdout
+    assert again.returncode == 0 and "9 tests passed before" in again.stdout, again.stdout
 
 
 def test_patterns_name_files_as_a_shell_does():
