@@ -10,6 +10,7 @@ any. A module or a test may say better:
     pytest.mark.reads("book/*.md", "locale/")         these; a folder ends with /
     pytest.mark.reads("book/{path.stem}.md")          the page that the test was parametrised with
     pytest.mark.reads("headings")                     of all pages: where links may lead
+    pytest.mark.reads("addresses")                    of other pages, in all prose: where links lead
 
 So after a change of prose alone those tests run that could read what changed; after any other
 change, everything. Passes are kept in _build/passed.json; a test that failed always runs again.
@@ -30,6 +31,7 @@ from pathlib import Path
 
 PROSE = ("book/*.md", "notebooks/*.ipynb", "notebooks/*/*.ipynb", "locale/", "*.md")
 CODE = re.compile(r"(?ms)\A---\n.*?^---$|^(`{3,})\s*\{code-cell.*?^\1`*\s*$")
+ADDRESS = re.compile(rb"https?://[^\s()<>\[\]\"'`\\]+")
 HEADING = re.compile(r"(?m)^(?:#+ .*|\([\w-]+\)=)$")
 
 
@@ -72,6 +74,7 @@ class Files:
         names = sorted(self.prose)
         # What every test depends on:
         self.code = sha256(repr((sys.version, cells, others, names)).encode())
+        self.addresses = repr([(name, sorted(set(ADDRESS.findall(contents[name])))) for name in sorted(self.prose)])
         self.headings = repr({name: HEADING.findall(text) for name, text in pages.items()})
 
     @functools.cache  # noqa: B019 (one object a session)
@@ -79,7 +82,9 @@ class Files:
         """Of all that a test depends on which reads this prose."""
         found = {pattern: [(name, one) for name, one in self.prose.items() if matches(name, pattern)]
                  for pattern in reads}  # fmt: skip
-        return sha256(repr((self.code, found, "headings" in reads and self.headings)).encode())[:16]
+        headings = "headings" in reads and self.headings
+        addresses = "addresses" in reads and self.addresses
+        return sha256(repr((self.code, found, headings, addresses)).encode())[:16]
 
 
 def said_to_read(item):

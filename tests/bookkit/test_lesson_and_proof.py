@@ -23,6 +23,8 @@ from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
 from toy import FRONT, ROOT, code, site_without_redirects
 
+pytestmark = pytest.mark.reads("book/proves.md")  # made-up pages, and the one that lists proofs
+
 BOOK = Book()
 PSEUDO = "ja"  # Sphinx's own words are Japanese; the book's are English in brackets
 LINE = """print("predicted 4 · measured 4 bytes")

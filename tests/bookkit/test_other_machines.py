@@ -14,6 +14,9 @@ import yaml
 from bookkit.__main__ import VERBS
 from toy import ROOT
 
+# Of the book, two pages; the rest is workflows and scripts.
+pytestmark = pytest.mark.reads("book/run.md", "book/your-ci.md", "*.md")
+
 WORKFLOWS = sorted(path for folder in ("workflows", "examples") for path in (ROOT / ".github" / folder).glob("*.yml"))
 PREPARE = ROOT / ".github" / "actions" / "prepare" / "action.yml"
 OWN = "./"  # actions and workflows of this repository: the commit is the one that runs

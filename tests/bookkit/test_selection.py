@@ -39,6 +39,10 @@ import pytest
 def test_reads_no_prose():
     import math
 
+@pytest.mark.reads("addresses")
+def test_where_links_lead():
+    subprocess.run([sys.executable, "-c", ""])
+
 @pytest.mark.reads()
 def test_starts_a_process_that_reads_none():
     subprocess.run([sys.executable, "-c", ""])
@@ -67,7 +71,7 @@ def test_of_the_built_site():
 }
 OF_02 = {"test_opens_a_page_and_does_not_say_so", "test_beside_it", "test_of_a_page_that_was_opened_when_this_was_imported"}
 OF_ALL = {"test_starts_a_process_that_could_read_anything", "test_of_the_built_site"}
-OF_CODE = {"test_reads_no_prose", "test_starts_a_process_that_reads_none"}
+OF_CODE = {"test_reads_no_prose", "test_starts_a_process_that_reads_none", "test_where_links_lead"}
 BOTH_PAGES = {"test_page[01-a]", "test_page[02-b]"}
 ALL = OF_02 | OF_ALL | OF_CODE | BOTH_PAGES
 
@@ -126,6 +130,11 @@ def test_a_changed_heading_runs_what_follows_links_there(change):
     assert ran(change("book/01-a.md", "# A page", "# Another page")) == BOTH_PAGES | OF_ALL
 
 
+def test_a_changed_link_runs_what_follows_links(change):
+    linked = change("book/01-a.md", "Some words.", "Some words (https://example.org/a).")
+    assert ran(linked) == {"test_page[01-a]", "test_where_links_lead"} | OF_ALL
+
+
 def test_a_changed_translation_or_readme_runs_those_that_could_read_anything(change):
     assert ran(change("locale/a.po", "", "msgid")) == OF_ALL
     assert ran(change("README.md", "# Read", "# Do read")) == OF_ALL
@@ -165,9 +174,9 @@ def test_workers_of_xdist_leave_out_the_same(change):
     command = [sys.executable, "-m", "pytest", "--changed", "-n", "2", "--dist", "loadfile", "tests"]
     clone = change("book/01-a.md", "Some words.", "Words again.")
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
-    assert done.returncode == 0 and "3 passed" in done.stdout and "6 tests passed before" in done.stdout, done.stdout
+    assert done.returncode == 0 and "3 passed" in done.stdout and "7 tests passed before" in done.stdout, done.stdout
     again = subprocess.run(command, cwd=clone, capture_output=True, text=True)
-    assert again.returncode == 0 and "9 tests passed before" in again.stdout, again.stdout
+    assert again.returncode == 0 and "10 tests passed before" in again.stdout, again.stdout
 
 
 def test_patterns_name_files_as_a_shell_does():

@@ -24,6 +24,8 @@ from bookkit.site.address import text_files
 from bookkit.words import sync
 from toy import ROOT
 
+pytestmark = pytest.mark.reads()  # of the pages, the setup cell alone
+
 CELL = (ROOT / SETUP).read_text("utf-8")
 
 

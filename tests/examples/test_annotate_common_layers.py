@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+PAGE = "book/02-variables.md"
+pytestmark = pytest.mark.reads(PAGE)  # besides, programs alone
+
 PIECES = """
 import jax, numpy as np
 import annotate_common_layers as example
@@ -66,8 +69,8 @@ def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
 
 def test_chapter_2_shows_these_very_functions():
     root = Path(__file__).parents[2]
-    chapter = (root / "book" / "02-variables.md").read_text("utf-8")
+    chapter = (root / PAGE).read_text("utf-8")
     example = (root / "examples" / "annotate_common_layers.py").read_text("utf-8")
     for name in ("along", "common_layers"):
         function = re.search(rf"^def {name}\(.*?(?=\n\n\n)", example, re.M | re.S)[0]
-        assert function in chapter, f"copy {name} from the example into book/02-variables.md"
+        assert function in chapter, f"copy {name} from the example into {PAGE}"

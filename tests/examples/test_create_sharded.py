@@ -7,6 +7,8 @@ import jax, jax.numpy as jnp, numpy as np
 import create_sharded as example
 from flax import nnx
 
+pytestmark = pytest.mark.reads()  # programs alone
+
 mesh = example.every_device()
 
 def same(made, make):

@@ -8,6 +8,8 @@ import sys
 import lives
 import pytest
 
+pytestmark = pytest.mark.reads()  # programs alone
+
 FILE = lives.ROOT / "examples" / "test_sharding.py"
 SOURCE = FILE.read_text("utf-8")
 
