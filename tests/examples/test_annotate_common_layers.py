@@ -64,10 +64,10 @@ def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
         assert int(sizes[name]) == 64, name
 
 
-def test_chapter_2_shows_these_very_functions():
+def test_the_page_on_layers_shows_these_very_functions():
     root = Path(__file__).parents[2]
-    chapter = (root / "book" / "02-variables.md").read_text("utf-8")
+    chapter = (root / "book" / "flax-layers.md").read_text("utf-8")
     example = (root / "examples" / "annotate_common_layers.py").read_text("utf-8")
     for name in ("along", "common_layers"):
         function = re.search(rf"^def {name}\(.*?(?=\n\n\n)", example, re.M | re.S)[0]
-        assert function in chapter, f"copy {name} from the example into book/02-variables.md"
+        assert function in chapter, f"copy {name} from the example into book/flax-layers.md"
