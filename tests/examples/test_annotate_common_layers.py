@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = "book/02-variables.md"
+PAGE = "book/flax-layers.md"
 pytestmark = pytest.mark.reads(PAGE)  # besides, programs alone
 
 PIECES = """
@@ -67,7 +67,7 @@ def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
         assert int(sizes[name]) == 64, name
 
 
-def test_chapter_2_shows_these_very_functions():
+def test_the_page_on_layers_shows_these_very_functions():
     root = Path(__file__).parents[2]
     chapter = (root / PAGE).read_text("utf-8")
     example = (root / "examples" / "annotate_common_layers.py").read_text("utf-8")
