@@ -7,11 +7,9 @@ gathered is what the CPU's compiler chose; a strip of the chapter checks it.
 from kit import DATA, INK, arrow, figure, frame, rect, say, shape, strong, text, write
 
 B, D, F, DATA_SIZE, MODEL_SIZE = 16, 64, 512, 2, 4
-W = 4 * D * F // MODEL_SIZE  # bytes of a gathered weight: its cut along model stays
-H = 4 * B * F // MODEL_SIZE  # bytes of the gathered activation
-WAYS = [  # heading, what is pinned, the second gather, its bytes, is y in rows?
-    (say("No pin"), None, "h", H, False),
-    (say("Pin on {array}", array="y"), "y", "w_FD", W, True),
+WAYS = [  # heading, what is pinned, the second gather, is y in rows?
+    (say("No pin"), None, "h", False),
+    (say("Pin on {array}", array="y"), "y", "w_FD", True),
 ]
 HIGH, WIDE = 32, {"x": 44, "h": 76, "y": 44}
 AT = {"x": 2, "h": 136, "y": 314}
@@ -30,7 +28,7 @@ def value(name, top, rows, columns):
     ]
 
 
-def gather(left, right, top, name, size):
+def gather(left, right, top, name):
     """An arrow, with what is gathered on its way."""
     middle = (left + right) / 2
     blue = f'<g fill="{DATA}">'
@@ -38,7 +36,6 @@ def gather(left, right, top, name, size):
         arrow(left + 6, top + HIGH / 2, right - 6, top + HIGH / 2),
         text(middle, top + 8, say("gather"), 11.5, "middle"),
         blue + text(middle, top + 32, strong(name), 12, "middle") + "</g>",
-        text(middle, top + HIGH + 14, f"{size:,} B", 11.5, "middle", opacity=0.8),
     ]
 
 
@@ -49,20 +46,19 @@ def pin(name, top):
 
 def draw():
     parts = []
-    for n, (heading, pinned, second, size, rows) in enumerate(WAYS):
+    for n, (heading, pinned, second, rows) in enumerate(WAYS):
         top = 44 + 100 * n
-        words = say("{heading}: {count} bytes", heading=heading, count=f"{W + size:,}")
-        parts.append(text(2, top - 26, words, 12.5, bold=True))
+        parts.append(text(2, top - 26, heading, 12.5, bold=True))
         parts += value("x", top, DATA_SIZE, 1) + value("h", top, DATA_SIZE, MODEL_SIZE)
         parts += value("y", top, DATA_SIZE, 1) if rows else value("y", top, 1, DATA_SIZE)
-        parts += gather(AT["x"] + WIDE["x"], AT["h"], top, "w_DF", W)
-        parts += gather(AT["h"] + WIDE["h"], AT["y"], top, second, size)
+        parts += gather(AT["x"] + WIDE["x"], AT["h"], top, "w_DF")
+        parts += gather(AT["h"] + WIDE["h"], AT["y"], top, second)
         if pinned:
             parts += pin(pinned, top)
     says = (
         f"The block in two versions with {B} rows. No pin: w_DF and h are gathered, "
-        f"{W + H:,} bytes, and y ends with all rows of half its features. "
-        f"Pin on y: w_DF and w_FD are gathered, {2 * W:,} bytes, and y keeps its rows."
+        "and y ends with all rows of half its features. "
+        "Pin on y: w_DF and w_FD are gathered, and y keeps its rows."
     )
     return {"pins": figure(360, 44 + 100 * (len(WAYS) - 1) + HIGH + 22, says, parts)}
 
