@@ -2,12 +2,12 @@
 
 import pytest
 
+pytestmark = pytest.mark.reads()  # programs alone
+
 CREATE = """
 import jax, jax.numpy as jnp, numpy as np
 import create_sharded as example
 from flax import nnx
-
-pytestmark = pytest.mark.reads()  # programs alone
 
 mesh = example.every_device()
 
