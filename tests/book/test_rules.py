@@ -9,7 +9,7 @@ from rules import BOOK, verify
 PAGES = page_files(BOOK.root)
 
 
-@pytest.mark.reads("book/{path.stem}.md", "book/notation.md", "book/glossary.md", "headings")
+@pytest.mark.reads("book/{path.stem}.md", "book/notation.md", "book/glossary.md", "tests/exceptions.toml", "headings")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_page(path):
     verify(findings(BOOK, [path], RULES.values()))
