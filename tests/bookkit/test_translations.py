@@ -407,6 +407,7 @@ def report(edited, monkeypatch, capsys, *options):
     return status, *capsys.readouterr()
 
 
+@pytest.mark.reads()  # a made-up book
 def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys):
     book, messages, text = edited
     status, out, err = report(edited, monkeypatch, capsys, "--list")
@@ -429,6 +430,7 @@ def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys)
     assert re.search(r"missing: This paragraph.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M)
 
 
+@pytest.mark.reads()  # a made-up book
 def test_the_report_fails_for_what_is_not_on_the_list_and_writes_what_is_left(edited, monkeypatch, capsys):
     root = edited[0].root
     lists = root / "tests" / "exceptions.toml"
@@ -448,6 +450,7 @@ def test_the_report_fails_for_what_is_not_on_the_list_and_writes_what_is_left(ed
     lists.parent.rmdir()
 
 
+@pytest.mark.reads()  # a made-up book
 def test_what_is_broken_exits_with_2_and_says_where(edited, monkeypatch, capsys):
     book = edited[0]
     name, _ = change(book, r"\b2026\b", "2025", english="2026")
@@ -456,6 +459,7 @@ def test_what_is_broken_exits_with_2_and_says_where(edited, monkeypatch, capsys)
     assert f"{name}.po:" in err and "number: the English says 2026, the translation does not" in err
 
 
+@pytest.mark.reads()  # a made-up book
 def test_without_msgfmt_it_says_so_or_fails(edited, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "msgfmt is not installed" in report(edited, monkeypatch, capsys)[1]
