@@ -191,7 +191,7 @@ NOT_YET_RUN = {"quickstart", "strategies", "matmuls", "linen", "10-autodiff", "1
     "messages-meshes", "messages-types", "messages-shard-map", "messages-compiler", "messages-flax",
     "messages-checkpoints", "messages-processes", "silent-failures", "older-code", "cheat-sheet",
     "memory", "checkpoints-in-depth", "choosing-tables", "annotate-third-party", "moving-to-explicit", "fsdp-in-depth",
-    "mesh-order", "fsdp-bytes", "train-checks", "three-modes", "dropout", "explicit-products", "constraints", "fsdp-two-axes", "find-replication", "flax-layers", "collectives", "init-other-models",
+    "mesh-order", "fsdp-bytes", "train-checks", "three-modes", "dropout", "explicit-products", "constraints", "fsdp-two-axes", "any-module", "find-replication", "flax-layers", "collectives", "init-other-models",
     "explicit-gradients",
 }  # fmt: skip
 
