@@ -1,5 +1,5 @@
 # @title Rules: six names, a row for each
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 Axis = str | tuple[str, ...] | None  # a tuple: several mesh axes together
 
