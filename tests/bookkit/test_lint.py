@@ -117,6 +117,8 @@ PAGES = [
     ("ends-in-something-seen", unseen(code("x = 1"), proof(), code("x")), unseen(code("x = 1"), code("y = 1")), "neither"),
     ("ends-in-something-seen", unseen(code("for x in y:\n    print(x)")), unseen(code("def f(x):\n    x")), "neither"),
     ("ends-in-something-seen", ran(printed("1")), ran(), "neither this cell nor the next"),
+    ("ends-in-something-seen", unseen(code("x = 1"), code("# @title X\nx", "hide-input", cellView="form")),
+     unseen(code("x = 1"), folded("# @title X\nx")), "neither"),
     ("one-meaning", [code("def f(x):\n    y = 1"), code("x = y = 1"), code("x = 2")],
      [code("def f(x):\n    x"), code("f = 1")], "f is a function since line"),
     ("one-meaning", [code("import a.b"), code("import a.c\nfrom d import e"), code("from d import e")],

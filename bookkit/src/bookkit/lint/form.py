@@ -155,9 +155,13 @@ def something_seen(page: Page, cell: Cell) -> bool:
 
 @rule(CHAPTER, PAGE)
 def ends_in_something_seen(page: Page) -> Said:
-    """Each show cell, or the next one, shows something: a line, a table, a drawing."""
-    cells = show_cells(page)
-    for cell, after in zip_longest(cells, cells[1:]):
+    """Each show cell, or the next one whose outputs are in view, shows something: a line, a
+    table, a drawing."""
+    shown = show_cells(page)
+    in_view = [one for one in page.chapter.shown if one in shown or "hide-input" in one.tags]
+    for cell, after in zip_longest(in_view, in_view[1:]):
+        if cell not in shown:
+            continue
         if not something_seen(page, cell) and not (after and something_seen(page, after)):
             how = "end it in a labelled print, an expression or a drawing"
             yield cell.line, f"neither this cell nor the next one shows anything: {how}"
