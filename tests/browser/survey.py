@@ -23,7 +23,7 @@ PATIENCE = 180_000  # milliseconds: on a busy machine all is slow, and that is n
 LONGEST = (
     300  # seconds of one visit, a hundred times what it takes: nothing else ends a script's wait
 )
-FOLDS_PRESSED = 3  # of each kind on a page: a key press is a round trip
+FOLDS_PRESSED = 1  # of each kind on each page: a key press is a round trip
 
 # Images load when they come into view: ask for all of them, and name those that do not come.
 IMAGES = """async () => {
