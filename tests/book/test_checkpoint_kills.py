@@ -1,6 +1,6 @@
-"""The training program of chapter 5 is killed, often while it saves, and must lose nothing.
+"""The program of "Kill a training" is killed, often while it saves, and must lose nothing.
 
-The program is the chapter's own, put together from its cells as the chapter does it. Each life of it
+The program is the page's own, put together from its cells as the page does it. Each life of it
 is a process that gets SIGKILL. In the end the run must have exactly the state of one that was never
 killed. Wrong ways to restart are planted, to see that this test can fail.
 
@@ -21,7 +21,7 @@ import pytest
 
 from bookkit.model.chapter import by_name
 
-pytestmark = [pytest.mark.kills, pytest.mark.reads()]  # the code of chapter 5
+pytestmark = [pytest.mark.kills, pytest.mark.reads()]  # the code of the page
 
 LAST = 40  # steps of training; every second one is saved
 KILLS = int(os.environ.get("CHECKPOINT_KILLS", "5"))  # in each of two runs; every night, twelve
@@ -54,8 +54,8 @@ def start(saver):
 
 
 def cell(slug):
-    found = by_name()["05-checkpoint"].named(slug)
-    assert found, f"chapter 5 has no cell id-{slug}, which holds a part of its program"
+    found = by_name()["restarts"].named(slug)
+    assert found, f"the page has no cell id-{slug}, which holds a part of its program"
     return found.source
 
 
@@ -66,7 +66,7 @@ def functions(source):
 
 
 def parts():
-    """The parts of the chapter's program: {name: source}, two strings and three functions."""
+    """The parts of the page's program: {name: source}, two strings and three functions."""
     strings = {node.targets[0].id: node.value.value for node in ast.parse(cell("program")).body
                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)}
     return strings | functions(cell("policies")) | functions(cell("loop"))
@@ -178,7 +178,7 @@ def runs(tmp_path_factory):
 
 
 def equal(root, one, two):
-    taught = functions(cell("bits"))
+    taught = functions(cell("survived"))
     script = root / "compare.py"
     script.write_text("\n\n".join([parts()["imports_and_layer"], "import numpy as np",
                                    taught["bits"], taught["same"], COMPARE]))

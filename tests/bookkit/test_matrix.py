@@ -190,8 +190,8 @@ def test_page_and_readme_agree_with_the_record():
 NOT_YET_RUN = {"quickstart", "strategies", "matmuls", "linen", "10-autodiff", "11-processes"} | {
     "messages-meshes", "messages-types", "messages-shard-map", "messages-compiler", "messages-flax",
     "messages-checkpoints", "messages-processes", "silent-failures", "older-code", "cheat-sheet",
-    "memory", "checkpoints-in-depth", "choosing-tables", "annotate-third-party", "moving-to-explicit", "fsdp-in-depth",
-    "mesh-order", "fsdp-bytes", "train-checks", "three-modes", "dropout", "explicit-products", "constraints", "fsdp-two-axes", "any-module", "find-replication", "flax-layers", "collectives", "init-other-models",
+    "memory", "checkpoints-in-depth", "failed-loads", "choosing-tables", "annotate-third-party", "moving-to-explicit", "fsdp-in-depth",
+    "mesh-order", "fsdp-bytes", "train-checks", "restarts", "three-modes", "dropout", "explicit-products", "constraints", "fsdp-two-axes", "any-module", "find-replication", "flax-layers", "collectives", "init-other-models",
     "explicit-gradients",
 }  # fmt: skip
 

@@ -231,7 +231,7 @@ def test_a_label_for_a_page_that_is_not_there_is_refused(tmp_path):
 SHOWN = {
     "04-train": {"loss": "損失", "pinned: weights move": "有約束：權重移動",
                  "all-gather over data": "沿 data 的 all-gather", "tensor parallel": "tensor parallel"},
-    "05-checkpoint": {
+    "restarts": {
         "life 2": "第 2 條命",
         "life 1: from step 0, killed at 4, complete [2]; life 2: from step 2, killed at None, complete [4, 6]":
             "第 1 條命：從第 0 步開始，終止於第 4 步，完成 [2]；第 2 條命：從第 2 步開始，沒有強制終止，完成 [4, 6]",
