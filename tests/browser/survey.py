@@ -1,7 +1,8 @@
 """What a page of the built site does in a browser: one visit a page, everything that is wrong with it.
 
 Each function takes an open page and yields sentences. `survey` visits many pages at once, in one
-browser; `test_seen.py` holds a page on which each of these has something to say.
+browser; `test_seen.py` holds a page on which each of these has something to say. What was judged once
+is not judged again: a pair of colours, and the build of a page that its translation shares.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -111,9 +113,9 @@ FOR_AXE = """() => {
     background-image: none !important; background-color: var(--under, transparent) !important }`;
   document.head.append(style);
 }"""
-# Of text, axe judges the first in each pair of colours and size.
-CONTRAST = """async () => {
-  const seen = new Map();
+# Of text, axe judges the first in each pair of colours and size that it has not judged on another page.
+CONTRAST = """async (judged) => {
+  const known = new Set(judged), seen = new Map();
   const below = (element) => {
     for (let one = element; one; one = one.parentElement) {
       const { backgroundColor, opacity } = getComputedStyle(one);
@@ -125,12 +127,28 @@ CONTRAST = """async () => {
     if (!words || element.closest("svg, script, style") || !element.checkVisibility()) continue;
     const { color, fontSize, fontWeight } = getComputedStyle(element);
     const pair = [color, fontSize, fontWeight, below(element), element.tagName === "A"].join();
-    if (!seen.has(pair)) seen.set(pair, element);
+    if (!known.has(pair) && !seen.has(pair)) seen.set(pair, element);
   }
-  return axe.run({ include: [...seen.values()] }, { runOnly: ["color-contrast"], resultTypes: ["violations"], preload: false });
+  const options = { runOnly: ["color-contrast"], resultTypes: ["violations"], preload: false };
+  const { violations } = seen.size ? await axe.run({ include: [...seen.values()] }, options) : { violations: [] };
+  return { violations, pairs: [...seen.keys()] };
 }"""
 STRUCTURE = """() => axe.run({ exclude: [["svg *"]] },
   { rules: { "color-contrast": { enabled: false } }, resultTypes: ["violations"], preload: false })"""
+# How a page is built, without its words: of a translation the same, but for the order within a line.
+BUILD = """() => {
+  const itsOwn = /^(id|href|src|title|alt|lang|value|name|placeholder|aria-label|data-.*)$/;
+  const build = (one) => {
+    const about = [...one.attributes].filter(({ name }) => name !== "aria-current")
+      .map(({ name, value }) => (itsOwn.test(name) ? `${name} ${value !== ""}` : `${name} ${value}`)).sort();
+    const inner = one.localName === "svg" ? [] : [...one.children].map(build);
+    if (one.matches("p, li, td, th, dt, dd, h1, h2, h3, h4, summary, figcaption, a, span, em, strong")) inner.sort();
+    const words = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    return [one.localName, about, one.localName === "style" ? one.textContent : words, inner];
+  };
+  const sheets = [...document.styleSheets].map((sheet) => sheet.href?.split("/").at(-1) ?? sheet.ownerNode.textContent);
+  return JSON.stringify([sheets, build(document.body)]);
+}"""
 THEME = "(theme) => { document.documentElement.dataset.theme = theme; }"
 
 
@@ -211,8 +229,8 @@ async def width(page: Page) -> AsyncIterator[str]:
     await page.set_viewport_size(DESK)
 
 
-async def accessibility(page: Page) -> AsyncIterator[str]:
-    """Colours in light at desk width and in dark on a phone, with all folds open; then the rest."""
+async def colours(page: Page, judged: set[str]) -> AsyncIterator[str]:
+    """Contrast in light at desk width and in dark on a phone, with all folds open."""
     await page.evaluate(OPENED, True)
     await page.evaluate(FRAMES)
     await page.evaluate(FOR_AXE)
@@ -220,9 +238,15 @@ async def accessibility(page: Page) -> AsyncIterator[str]:
     for scheme, size in (("light", DESK), ("dark", PHONE)):
         await page.set_viewport_size(size)
         await page.evaluate(THEME, scheme)
-        for what in told(await page.evaluate(CONTRAST)):
+        result = await page.evaluate(CONTRAST, sorted(judged))
+        judged.update(result["pairs"])
+        for what in told(result):
             yield f"in {scheme}: {what}"
     await page.set_viewport_size(DESK)
+
+
+async def structure(page: Page) -> AsyncIterator[str]:
+    """All else that axe knows: names, roles, order. It finds itself on the page, with all folds open."""
     for what in told(await page.evaluate(STRUCTURE)):
         yield what
 
@@ -233,14 +257,21 @@ def told(result: dict[str, Any]) -> Iterator[str]:
         yield f"axe {rule['id']}: {rule['help']}: {len(where)} ×, such as {' and '.join(where[:3])}"
 
 
-async def examine(
-    context: BrowserContext, site: str, file: str, clipboard: asyncio.Lock
-) -> list[str]:
+@dataclass
+class Judged:
+    """What earlier pages showed, and need not show again."""
+
+    colours: set[str] = field(default_factory=set)
+    builds: set[str] = field(default_factory=set)  # of pages with which nothing was wrong
+    clipboard: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+async def examine(context: BrowserContext, site: str, file: str, judged: Judged) -> list[str]:
     """Everything that is wrong with one page; one that the browser lost is visited once more."""
     for _ in range(2):
         page = await context.new_page()
         try:
-            return await asyncio.wait_for(examined(page, site + file, site, clipboard), LONGEST)
+            return await asyncio.wait_for(examined(page, site + file, site, judged), LONGEST)
         except TimeoutError:
             continue
         finally:
@@ -248,14 +279,20 @@ async def examine(
     return [f"the page did not answer for {LONGEST} seconds, twice"]
 
 
-async def examined(page: Page, url: str, site: str, clipboard: asyncio.Lock) -> list[str]:
+async def examined(page: Page, url: str, site: str, judged: Judged) -> list[str]:
     wrong = watch(page, site)
     try:
         await visit(page, url)
-        checks = (images(page), anchors(page), folds(page), copying(page, clipboard), printing(page), width(page),
-                  accessibility(page))  # fmt: skip
+        build = await page.evaluate(BUILD)
+        new = build not in judged.builds
+        checks = [images(page), anchors(page), width(page), colours(page, judged.colours)]
+        if new:
+            checks[2:2] = [folds(page), copying(page, judged.clipboard), printing(page)]
+            checks.append(structure(page))
         for check in checks:
             wrong += [what async for what in check]
+        if not wrong:
+            judged.builds.add(build)
     except Error as error:
         wrong.append(f"the visit broke off: {error}")
     return wrong
@@ -263,7 +300,7 @@ async def examined(page: Page, url: str, site: str, clipboard: asyncio.Lock) -> 
 
 async def survey(browser: Browser, site: str, names: Iterable[str]) -> dict[str, list[str]]:
     """What is wrong with each of these files; two contexts for each processor share one browser."""
-    queue, found, clipboard = iter(names), {}, asyncio.Lock()
+    queue, found, judged = iter(names), {}, Judged()
 
     async def visitor() -> None:
         context = await browser.new_context(
@@ -272,7 +309,7 @@ async def survey(browser: Browser, site: str, names: Iterable[str]) -> dict[str,
         )  # fmt: skip
         context.set_default_timeout(PATIENCE)
         for file in queue:
-            found[file] = await examine(context, site, file, clipboard)
+            found[file] = await examine(context, site, file, judged)
         await context.close()
 
     await asyncio.gather(*(visitor() for _ in range(2 * (os.cpu_count() or 1))))
