@@ -6,9 +6,9 @@ copy that all devices have, an outline a device's own term of a sum.
 
 from kit import DATA, INK, figure, kept, line, rect, say, text, write
 
-N, LEFT, COLUMN, WIDE, STRIPE = 8, 2, 45, 33, 4.4  # devices; px
+N, LEFT, COLUMN, WIDE, STRIPE = 8, 2, 45, 37, 4.4  # devices; px
 HIGH = N * STRIPE
-HALF = 14  # px: w and dw side by side
+HALF = 17  # px: w and dw side by side
 COPY, PIECE = (INK, 0.3), (DATA, 0.85)
 
 
@@ -32,12 +32,14 @@ def weight(device, y, others=False, wide=WIDE):
         if stripe == device or others:
             fill, opacity = PIECE if stripe == device else COPY
             drawn.append(rect(x, y + STRIPE * stripe, wide, STRIPE - 0.8, fill, opacity))
-    return [*drawn, dashes(x, y, wide), named(x, y, wide, "w")]
+    return [*drawn, dashes(x, y, wide)]
 
 
 def gradient(device, y, summed):
     """The stored piece of w; its gradient: all of it from own rows, or one piece of the sum."""
-    x, drawn = LEFT + COLUMN * device + WIDE - HALF, weight(device, y, wide=HALF)
+    x, drawn = LEFT + COLUMN * device, weight(device, y, wide=HALF)
+    drawn.append(named(x, y, HALF, "w"))
+    x += WIDE - HALF
     for stripe in range(N):
         top = y + STRIPE * stripe
         if summed and stripe == device:
@@ -69,20 +71,21 @@ def draw():
     backward = [
         (say("Gather {array} again", array="w"), weight, True),
         (use, gradient, False),
-        (say("Scatter {array}", array=kept("dw")), gradient, True),
+        (say("Sum {array}, scatter the pieces", array=kept("dw")), gradient, True),
     ]
+    phases = {0: say("forward"), len(forward): say("backward")}  # and where each begins
+    names = 0  # px that they take under the last boxes
     for n, (name, one, option) in enumerate([*forward, *backward]):
-        y += HIGH + 36  # with the names under the boxes
-        if n == len(forward):
+        y += HIGH + 25 + names
+        if n in phases:
             y += 10
             parts.append(
-                line([(LEFT - 2, y - 18), (LEFT + COLUMN * N - 10, y - 18)], more=' opacity=".4"')
+                line([(LEFT - 2, y - 18), (LEFT + COLUMN * N - 6, y - 18)], more=' opacity=".4"')
             )
-            parts.append(
-                text(LEFT + COLUMN * N - 12, y - 3, say("backward"), 12, "end", opacity=0.8)
-            )
+            parts.append(text(LEFT + COLUMN * N - 8, y - 3, phases[n], 12, "end", opacity=0.8))
         parts += [text(LEFT - 2, y, name, 14, bold=True), *frames(y + 9, one, option)]
         y += 9
+        names = 11 if one is gradient else 0
     y += HIGH + 18
     says = (
         "One weight on eight devices through one training step. Stored: each device has one of "
