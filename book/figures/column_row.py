@@ -11,7 +11,7 @@ N, DEVICE = 4, 1
 B, D, F = 16, 64, 256
 FLOAT = 4  # bytes
 SIDE = {"B": 18, "D": 22, "F": 66}  # px, compressed
-AXIS = f'<tspan fill="{AXIS_X}" font-weight="600" font-size="11" dy="3">X</tspan>'
+AXIS = f'<tspan fill="{AXIS_X}" font-weight="600" font-size="9" dx=".5" dy="3">X</tspan>'
 LEFT, RIGHT = 0, 186  # the two orders
 
 
@@ -43,7 +43,7 @@ def block(x, y, rows, columns, cut="", partial=False):
 def named(name, rows, columns, cut=""):
     inside = []
     for dim in (rows, columns):
-        inside.append(dim + (f'{AXIS}<tspan dy="-3">' if dim == cut else ""))
+        inside.append(dim + (f'{AXIS}<tspan dx="1" dy="-3">' if dim == cut else ""))
     words = f"{name}[{inside[0]}, {inside[1]}]"
     return words + ("</tspan>" if cut else "")
 
@@ -53,6 +53,11 @@ def matrix(x, y, name, rows, columns, cut="", partial=False):
         text(x, y - 6, kept(named(name, rows, columns, cut)), 11.5),
         *block(x, y, rows, columns, cut, partial),
     ]
+
+
+def result(x, y, *matrix_of):
+    """A matrix that the line above computes."""
+    return [text(x + 4, y + 14, "=", 13, "middle"), *matrix(x + 14, y, *matrix_of)]
 
 
 def reduced(x, y, name, size):
@@ -72,8 +77,8 @@ def columns_then_rows(x):
     steps += [text(x + 40, y + 14, "·", 14, "middle", True)]
     steps += matrix(x + 60, y, "w_in", "D", "F", "F")
     y += 60
-    steps += matrix(x, y, "h", "B", "F", "F")
-    steps += [text(x + 76, y + 14, say("finished"), 12)]
+    steps += result(x, y, "h", "B", "F", "F")
+    steps += [text(x + 92, y + 14, say("finished"), 12)]
     y += 44
     steps += [text(x, y, say("{function} on ¼ of {array}", function=kept("tanh"), array="h"), 12)]
     y += 30
@@ -82,8 +87,8 @@ def columns_then_rows(x):
     steps += matrix(x + 92, y, "w_out", "F", "D", "F")
     y += 92
     y += 12
-    steps += matrix(x, y, "y", "B", "D", "", True)
-    steps += [text(x + 34, y + 14, say("partial sums"), 12)]
+    steps += result(x, y, "y", "B", "D", "", True)
+    steps += [text(x + 48, y + 14, say("partial sums"), 12)]
     y += 42
     steps += reduced(x, y, "y", y_size)
     return steps
@@ -97,8 +102,8 @@ def rows_then_columns(x):
     steps += [text(x + 50, y + 14, "·", 14, "middle", True)]
     steps += matrix(x + 64, y, "w_in", "D", "F", "D")
     y += 60
-    steps += matrix(x, y, "h", "B", "F", "", True)
-    steps += [text(x + 76, y + 14, say("partial sums"), 12)]
+    steps += result(x, y, "h", "B", "F", "", True)
+    steps += [text(x + 92, y + 14, say("partial sums"), 12)]
     y += 44
     steps += reduced(x, y, "h", h_size)
     y += 54
@@ -108,8 +113,8 @@ def rows_then_columns(x):
     steps += [text(x + 78, y + 14, "·", 14, "middle", True)]
     steps += matrix(x + 92, y, "w_out", "F", "D", "D")
     y += 92
-    steps += matrix(x, y, "y", "B", "D", "D")
-    steps += [text(x + 34, y + 14, say("finished columns"), 12)]
+    steps += result(x, y, "y", "B", "D", "D")
+    steps += [text(x + 48, y + 14, say("finished columns"), 12)]
     return steps
 
 

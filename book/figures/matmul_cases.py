@@ -110,8 +110,7 @@ def block(x, y, rows, columns, held):
     width, height = SIDE[columns], SIDE[rows]
     light = 0.36
     if not held.cut:
-        fill, opacity = (AXIS_X, light) if held.summed else (INK, 0.28)
-        return [rect(x, y, width, height, fill, opacity)]
+        return [rect(x, y, width, height, INK, 0.28)]
     across = held.cut == columns
     w, h = (width / N, height) if across else (width, height / N)
     drawn = []
@@ -123,7 +122,7 @@ def block(x, y, rows, columns, held):
                 own = w / N
                 drawn.append(rect(left + own * DEVICE, top, own, h, AXIS_X))
             else:
-                drawn.append(rect(left, top, w, h, AXIS_X, light if held.summed else 1))
+                drawn.append(rect(left, top, w, h, AXIS_X))
         elif held.rest == "received":
             drawn.append(rect(left, top, w, h, AXIS_X, light))
         elif held.rest == "unused":
@@ -131,21 +130,22 @@ def block(x, y, rows, columns, held):
         if piece:
             start = (left, top)
             end = (left, top + h) if across else (left + w, top)
-            drawn.append(line([start, end], AXIS_X, 0.7, ' stroke-opacity=".6"'))
+            drawn.append(line([start, end], AXIS_X, 0.9, FAINT))
     return drawn + [frame(x, y, width, height, INK, 0.8, 0.5)]
 
 
 def spec(name, held):
     """A[I_X, J], with the axis as a blue subscript."""
-    axis = f'<tspan fill="{AXIS_X}" font-weight="600" font-size="11" dy="3">X</tspan>'
+    axis = f'<tspan fill="{AXIS_X}" font-weight="600" font-size="9" dx=".5" dy="3">X</tspan>'
     sharded = held.cut if held.rest != "received" else ""  # what was received makes it whole
     words = ", ".join(DIMS[name])
     before, found, after = words.partition(sharded) if sharded else (words, "", "")
     if not found:
         return f"{name}[{words}]"
-    return f'{name}[{before}{found}{axis}<tspan dy="-3">{after}]</tspan>'
+    return f'{name}[{before}{found}{axis}<tspan dx="1" dy="-3">{after}]</tspan>'
 
 
+FAINT = ' stroke-opacity=".8"'
 COLUMN = {"A": 1, "B": 76, "C": 132}
 TEXT = 184
 
@@ -176,16 +176,21 @@ def way_row(y, way):
     return drawn
 
 
-def key():
-    words = say("On device {device} of {count}:", device=DEVICE, count=N)
-    drawn, x = [text(0, 13, words, 12)], 114
-    for fill, opacity, words in [
-        (AXIS_X, 1, say("its piece")),
-        (AXIS_X, 0.36, say("received")),
-        (INK, 0.28, say("whole copy")),
+def key(y, number):
+    """What the colours of one figure mean, and nothing that it does not show."""
+    held = [each for way in CASES[number - 1][3] for each in (way.a, way.b, way.c)]
+    drawn, x = [], 0
+    for shown, fill, opacity, words, width in [
+        (any(each.cut for each in held), AXIS_X, 1, say("its piece"), 68),
+        (any("received" in each.rest for each in held), AXIS_X, 0.36, say("received"), 72),
+        (any(not each.cut for each in held), INK, 0.28, say("whole copy"), 84),
+        (any(each.rest == "unused" for each in held), INK, 0.1, say("not used"), 68),
     ]:
-        drawn += [rect(x, 4, 10, 10, fill, opacity), text(x + 14, 13, words, 12)]
-        x += 75
+        if shown:
+            drawn += [rect(x, y - 9, 10, 10, fill, opacity), text(x + 14, y, words, 12)]
+            x += width
+    if any(each.summed for each in held):
+        drawn.append(text(x, y, say("Σ sum of {count}", count=N), 12))
     return drawn
 
 
@@ -204,9 +209,6 @@ def only_diagonal(x, y):
     return drawn
 
 
-FAINT = ' stroke-opacity=".6"'
-
-
 def case(y, number):
     """One case: how the matrices lie, and the ways to finish."""
     _, a, b, ways = CASES[number - 1]
@@ -216,7 +218,10 @@ def case(y, number):
             text(TEXT, y + 6, say("before: 1 block of 16"), 12, opacity=0.85),
             *only_diagonal(324, y - 6),
         ]
-    y += 34
+    y += 30
+    words = say("On device {device} of {count}, at the end:", device=DEVICE, count=N)
+    drawn += [text(0, y, words, 12), *key(y + 20, number)]
+    y += 48
     for way in ways:
         drawn += way_row(y, way)
         y += SIDE["J"] + 24
@@ -243,9 +248,9 @@ def draw():
     )
     drawn = {}
     for number in range(1, len(CASES) + 1):
-        parts, end = case(36, number)
+        parts, end = case(10, number)
         says = intro + described(number)
-        drawn[f"matmul_case_{number}"] = figure(360, end - 20, says, key() + parts)
+        drawn[f"matmul_case_{number}"] = figure(360, end - 20, says, parts)
     return drawn
 
 
