@@ -72,9 +72,7 @@ def array(x, y, size, drawn, axes, strategy):
     for n in range(1, ways[1]):
         parts.append(line([(x + w * n, y), (x + w * n, y + high)], COLOUR[cut[1]], 0.8))
     parts.append(frame(x, y, wide, high, opacity=0.6))
-    beside = high > wide  # a tall array has its shape beside it
-    at = (x + wide + 5, y + high - 1) if beside else (x, y + high + 13)
-    parts.append(text(*at, f"{piece[0]} × {piece[1]}", 11))
+    parts.append(text(x, y + high + 13, f"{piece[0]} × {piece[1]}", 11))
     return parts, f"{piece[0]} by {piece[1]}"
 
 
@@ -109,7 +107,7 @@ def draw():
         "What device 0 of eight holds, by strategy: a batch of 64 by 64, w_DF of 96 by 384 and "
         "w_FD of 384 by 96. " + ". ".join(said) + "."
     )
-    return {"train_shards": figure(360, y - 24, says, parts)}
+    return {"train_shards": figure(360, y - 8, says, parts)}
 
 
 if __name__ == "__main__":
