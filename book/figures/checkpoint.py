@@ -53,7 +53,10 @@ def target():
         y = top + row * side / 2
         parts += [frame(placed + 1, y + 1, side - 2, side / 2 - 2)]
         parts += [text(placed + side / 2, y + side / 4 + 4, row, 12, "middle")]
-    parts += [rect(placed - 8, top, 4, side, MODEL)]
+    parts += [
+        rect(placed - 8, top, 4, side, MODEL),
+        text(placed - 10, top + side + 14, kept("model"), 11),
+    ]
     middle = top + side / 2
     parts += [arrow(side + 14, middle, disk - 6, middle)]
     parts += [arrow(disk + side + 6, middle, placed - 14, middle)]
