@@ -3,7 +3,7 @@
 from kit import DATA, INK, MODEL, figure, frame, kept, line, lines, rect, say, shape, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("strategies", "models", "weights", "bytes", "divides", "per-device", "machines")
+PAGE = run_cells("strategies", "models", "weights", "bytes", "per-device", "machines")
 MODELS = {"1B": PAGE["llama_1b"], "8B": PAGE["llama_8b"]}
 TOKENS = 4096
 SHADES = {"weights": 0.9, "gradients": 0.66, "masters": 0.44, "moments": 0.25, "activations": 0.1}
@@ -19,18 +19,16 @@ def parts_of(m):
 
 def training_memory():
     """Two stacked bars, three lines, and a key that is also the table of numbers."""
-    left, right, most, tall = 30, 356, 200, 34
+    left, right, most, tall = 30, 356, 210, 34
     scale = (right - left) / most
     stored = {name: parts_of(m) for name, m in MODELS.items()}
     drawn = []
     for gb, device in DEVICES.items():
         x = left + gb * scale
         drawn.append(line([(x, 34), (x, 136)], more=' stroke-dasharray="3 3"'))
-        anchor = "start" if gb == 16 else "middle" if gb == 80 else "end"
-        at = x - 4 if gb == 16 else x
         drawn += [
-            text(at, 12, kept(f"{gb} GB"), 12, anchor, bold=True),
-            text(at, 27, kept(device), 11, anchor),
+            text(x, 12, kept(f"{gb} GB"), 12, "middle", bold=True),
+            text(x, 27, kept(device), 11, "middle"),
         ]
     for number, (name, gb) in enumerate(stored.items()):
         x, y = left, 44 + 48 * number
@@ -120,7 +118,7 @@ def strategy_grid():
         for number, column in enumerate(COLUMNS):
             drawn += tile(LEFT + (SIDE + GAP) * number, y, *pieces(name, column))
         state = PAGE["state_per_device"](MODELS["8B"], by)
-        total = (state + PAGE["activations_per_device"](MODELS["8B"], by, 8 * TOKENS)) / 1e9
+        total = (state + sum(PAGE["activations_per_device"](MODELS["8B"], by, 8 * TOKENS))) / 1e9
         drawn.append(text(360, y + 25, f"{total:.1f}", 13, "end", True))
         shares = [rows * columns for rows, columns in (pieces(name, c) for c in COLUMNS)]
         held = ", ".join(
