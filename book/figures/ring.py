@@ -34,7 +34,7 @@ class Moment(NamedTuple):
     """What every device holds, and the messages that brought the new numbers."""
 
     held: list[list[Cell | None]]
-    moves: list[tuple[int, int, int]] = []  # sender, receiver, place
+    moves: list[tuple[int, ...]] = []  # sender, receiver, place, and its old place if another
     says: str = ""  # above the frame
     sent: int = 0  # bytes that each device sends or passes on
 
@@ -122,13 +122,12 @@ def all_to_all():
                 None if number is None else Cell(number, AXIS_X, STRENGTH[4], True)
                 for number in held[device].values()
             ]
-            waiting = [START[s][t] for (s, t), at in travelling.items() if at == device != t]
-            for place in range(N):
-                if row[place] is None:
-                    row[place] = Cell(waiting.pop(0))
-                    moves.append(((device - 1) % N, device, place))
-            moves += [((d - 1) % N, d, s) for (s, d) in arrived if d == device]
-            assert not waiting
+            for (source, target), at in travelling.items():
+                if at == device != target:  # it stays in its column until it arrives
+                    assert row[target] is None
+                    row[target] = Cell(START[source][target])
+                    moves.append(((device - 1) % N, device, target))
+            moves += [((d - 1) % N, d, s, d) for (s, d) in arrived if d == device]
             cells.append(row)
         sent = len(travelling) // N * PIECE // N
         passed += sent
@@ -151,6 +150,14 @@ def permute():
     ]
 
 
+def aslant(x1, y1, x2, y2):
+    """An arrow down, also to another column: then on its way sideways in the gap."""
+    if x1 == x2:
+        return arrow(x1, y1, x2, y2, AXIS_X, 1.5)
+    way = line([(x1, y1), (x1, y1 + 2), (x2, y1 + 2)], AXIS_X, 1.5)
+    return way + arrow(x2, y1 + 2, x2, y2, AXIS_X, 1.5)
+
+
 def drawn_frame(x, y, moment):
     drawn = []
     for device, row in enumerate(moment.held):
@@ -164,13 +171,14 @@ def drawn_frame(x, y, moment):
             drawn.append(rect(left, top, CELL - 2, HIGH, cell.fill, cell.opacity, 2))
             middle = left + CELL / 2 - 1
             drawn.append(text(middle, top + 13, str(cell.number), 11, "middle", bold=cell.bold))
-    for sender, receiver, place in moment.moves:
+    for sender, receiver, place, *old in moment.moves:
         middle = x + CELL * place + CELL / 2 - 1
+        start = x + CELL * (old[0] if old else place) + CELL / 2 - 1
         to = y + DOWN * receiver - 1.5
-        drawn.append(arrow(middle, to - GAP + 3, middle, to, AXIS_X, 1.5))
+        drawn.append(aslant(start if receiver else middle, to - GAP + 3, middle, to))
         if receiver == 0:  # around the ring: out at the bottom, in at the top
             bottom = y + DOWN * sender + HIGH + 1
-            drawn.append(line([(middle, bottom), (middle, bottom + 7)], AXIS_X, 1.5))
+            drawn.append(line([(start, bottom), (start, bottom + 7)], AXIS_X, 1.5))
     return drawn
 
 
@@ -252,7 +260,7 @@ def draw():
             "Numbers for devices further away are passed on, so that a device passes three numbers "
             "in the first step, two in the second and one in the third, "
             f"{share(total(all_to_all()))}; half of it is its own.",
-            say("of its own {share}", share=share(once // N)),
+            say("own bytes: {share}", share=share(once // N)),
             say("passes on"),
         ),
         "ring_permute": collective(
