@@ -6,7 +6,7 @@ through its devices: thick where it stays in a server, thin where it crosses.
 
 from itertools import pairwise
 
-from kit import INK, MODEL, figure, frame, kept, line, say, text, write
+from kit import INK, MODEL, arrow, figure, frame, kept, line, say, text, write
 
 PER_SERVER = 4
 MESHES = {  # rows of the mesh: the groups along model
@@ -15,8 +15,9 @@ MESHES = {  # rows of the mesh: the groups along model
 }
 INSIDE, ACROSS = "450 GB/s", "50 GB/s"  # for each GPU, as in the text
 
-BOX, HIGH, BETWEEN = 138, 92, 84  # px of a server, and the gap between two
+BOX, HIGH, BETWEEN = 138, 100, 84  # px of a server, and the gap between two
 THICK, THIN, RADIUS = 5, 1.3, 13
+CLEAR = ' stroke-opacity=".75"'
 AXIS = kept(f'<tspan fill="{MODEL}" font-weight="600">model</tspan>')
 
 
@@ -28,7 +29,7 @@ def place(device, y):
     """Even devices above, odd ones below."""
     column = device % PER_SERVER // 2
     x = server(device) * (BOX + BETWEEN) + 38 + 62 * column
-    return x, y + (26 if device % 2 == 0 else 66)
+    return x, y + (30 if device % 2 == 0 else 70)
 
 
 def wire(start, end, thick):
@@ -38,7 +39,7 @@ def wire(start, end, thick):
         ends = [(x0 + RADIUS, y0), (x1 - RADIUS, y1)]
     else:
         ends = [(x0, y0 + RADIUS), (x1, y1 - RADIUS)]
-    return line(ends, MODEL, THICK if thick else THIN, ' stroke-opacity=".75"')
+    return line(ends, MODEL, THICK if thick else THIN, CLEAR)
 
 
 def loop(group, y):
@@ -49,10 +50,12 @@ def loop(group, y):
         return [wire(places[a], places[b], True) for a, b in ways]
     drawn = []
     for a, b in pairwise(range(len(group))):
-        thick = server(group[a]) == server(group[b])
-        for shift in (-5, 5):  # there and back
-            start, end = ((x, middle + shift) for x, middle in (places[a], places[b]))
-            drawn.append(wire(start, end, thick))
+        drawn.append(wire(places[a], places[b], server(group[a]) == server(group[b])))
+    (left, middle), (right, _) = places[0], places[-1]  # and back, outside of the row
+    outside = -1 if group[0] % 2 == 0 else 1
+    rim, far = middle + outside * RADIUS, middle + outside * (RADIUS + 8)
+    drawn.append(line([(right, rim), (right, far), (left, far)], MODEL, THIN, CLEAR))
+    drawn.append(arrow(left, far, left, rim, MODEL, THIN))
     return drawn
 
 
@@ -92,10 +95,10 @@ def draw():
         y += 32
     y -= 8
     parts += [
-        line([(0, y - 4), (30, y - 4)], MODEL, THICK, ' stroke-opacity=".75"'),
+        line([(0, y - 4), (30, y - 4)], MODEL, THICK, CLEAR),
         text(38, y, say("inside, {speed}", speed=kept(INSIDE)), 12),
-        line([(158, y - 4), (188, y - 4)], MODEL, THIN, ' stroke-opacity=".75"'),
-        text(196, y, say("between, {speed} a card", speed=kept(ACROSS)), 12),
+        line([(158, y - 4), (188, y - 4)], MODEL, THIN, CLEAR),
+        text(196, y, say("between, {speed} per GPU", speed=kept(ACROSS)), 12),
     ]
     says = (
         "Two servers with four devices each, twice. With the order of mesh, the group of devices "
