@@ -22,6 +22,8 @@ def panel(top, title, order, pieces):
     for server in range(SERVERS):
         left = server * (SERVER + GAP)
         parts.append(frame(left + 0.5, upper, SERVER - 1, HIGH + 34, opacity=0.5))
+        name = say("server {number}", number=server)
+        parts.append(text(left + SERVER / 2, upper + HIGH + 48, name, 11, "middle", opacity=0.85))
         for device in range(DEVICES):
             x = left + 10 + STEP * device
             place = device % pieces * HIGH / pieces
@@ -31,13 +33,13 @@ def panel(top, title, order, pieces):
             parts.append(text(x + BAR / 2, upper + HIGH + 25, number, 11, "middle", opacity=0.8))
     middle, centre = SERVER + GAP / 2, upper + 10 + HIGH / 2
     parts += [
-        arrow(middle - 4, centre, SERVER + 6, centre, DATA),
-        arrow(middle + 4, centre, SERVER + GAP - 6, centre, DATA),
+        arrow(middle + 1, centre, SERVER + 6, centre, DATA),
+        arrow(middle - 1, centre, SERVER + GAP - 6, centre, DATA),
         text(middle, centre - 10, say("{count} bytes", count=f"{size:,}"), 12, "middle", True),
         text(middle, centre + 20, say("of each device"), 11, "middle", opacity=0.85),
     ]
     said = f"{title}: each device reduces {size:,} bytes with its partner in the other server"
-    return parts, upper + HIGH + 34, said
+    return parts, upper + HIGH + 52, said
 
 
 def draw():
