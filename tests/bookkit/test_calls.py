@@ -1,4 +1,4 @@
-"""A chapter with a reader's calls: what is asked, what is judged, what the offline pass leaves for it."""
+"""A chapter with a reader's calls: what is asked, what is judged, what is kept of it and what is published."""
 import shutil
 
 import pytest
@@ -85,6 +85,22 @@ def test_a_wrong_answer_that_does_not_run_is_a_failing_cell(book):
         execute.execute_notebooks(book, {PAGE: notebook}, say=lambda _: None)
 
 
+def test_the_calls_run_with_the_chapter_and_are_not_published(book, monkeypatch):
+    published = execute.execute(book, [PAGE])[PAGE]
+    assert not [cell for cell in published.cells if execute.CALL in cell.metadata]
+    monkeypatch.setattr(execute, "execute_all", lambda *_: pytest.fail("executed again"))
+    assert len(list(calls.answers(calls.executed_with_calls(book, [PAGE])[PAGE]))) == 3 * len(CHECKS) + 1
+
+
+def test_a_cell_that_fails_is_counted_without_calls(book, tmp_path):
+    shutil.copytree(book.root, tmp_path, dirs_exist_ok=True)
+    page = tmp_path / f"{PAGE}.md"
+    page.write_text(page.read_text() + "\n" + code("1 / 0") + "\n")
+    with pytest.raises(execute.ExecutionFailed) as failed:
+        execute.execute(Book(tmp_path), [PAGE], say=lambda _: None)
+    assert failed.value.failures[0].cell == len(read_as_sphinx(Book(tmp_path), PAGE).cells)
+
+
 def test_the_seconds_of_cells_are_kept(book):
     seconds = execute.seconds_of_cells(book, PAGE)
     numbers = [n for n, cell in enumerate(read_as_sphinx(book, PAGE).cells, 1) if cell.cell_type == "code"]
@@ -99,8 +115,9 @@ def test_proofs_are_left_out_and_counted(tmp_path):
     parts = [code("x = 1"), code("x = 2\nassert x", "proof"), code("print(x)\nget_ipython().execution_count")]
     (tmp_path / f"{PAGE}.md").write_text(FRONT + "\n# A\n\n" + "\n\n".join(parts) + "\n")
     book = Book(tmp_path)
-    alone = calls.without_calls(calls.executed_with_calls(book, [PAGE])[PAGE])
     published = execute.execute(book, [PAGE])[PAGE]
+    lesson = calls.without_proofs(read_as_sphinx(book, PAGE))
+    alone = execute.execute_notebooks(book, {PAGE: lesson}, fresh=True)[PAGE]
     said, number = published.cells[3].outputs
     assert (said.text, alone.cells[3].outputs[0].text) == ("2\n", "1\n")
     assert alone.cells[3].outputs[1].data == number.data  # as In [N] in a traceback

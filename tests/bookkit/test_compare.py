@@ -78,6 +78,15 @@ def test_a_second_run_that_shows_something_else_is_named(monkeypatch):
     offline.main(["book/01-a"])
 
 
+def test_a_sample_fits_into_its_time_and_is_another_for_another_seed(monkeypatch):
+    monkeypatch.setattr(offline, "seconds_of_cells", lambda book, page: {2: 15.0})
+    pages = [f"book/{number}" for number in range(30)]
+    first, second = (offline.sample(Book(), pages, 100, seed) for seed in (1, 2))
+    assert len(first) == len(second) == 10 and set(first) != set(second)
+    with pytest.raises(Problem, match="No chapter runs in 9 seconds"):
+        offline.sample(Book(), pages, 9, 1)
+
+
 def test_no_namespace_is_a_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Problem, match="could not be made"):

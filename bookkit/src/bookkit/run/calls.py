@@ -2,11 +2,9 @@
 
 After the check of each exercise the stub is judged, then a wrong answer (the tables in tests/ have
 one for each); after its solution, the solution; after the last cell, the packages are named that the
-chapter has loaded. `bookkit offline` executes chapters so, compares them without these calls with
-what is published, and keeps them in the cache, where tests/book reads what was answered. Thus one
-more execution of a chapter shows both. Without an offline pass the tests execute what is missing.
-
-Proofs are left out of it: what a reader reads must run, and show the same, with every proof deleted.
+chapter has loaded. A chapter is executed so for the site: what the calls answered is kept in the cache,
+where tests/book reads it, and the rest is published. `bookkit offline` executes it without them and
+without its proofs, and sees the same: whoever tries a wrong answer changes nothing that comes after.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from bookkit.model.book import Book
-from bookkit.run.execute import execute_notebooks, read_as_sphinx
+from bookkit.run.execute import CALL, execute_notebooks, read_as_sphinx
 
-CALL = "call"  # the key in a cell's metadata that tells it from a chapter's own cells
 CAUGHT = """\
 try:
     {name} = {call}
@@ -76,9 +73,9 @@ def without_proofs(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def with_calls(book: Book, page: str, notebook: NotebookNode | None = None) -> NotebookNode:
-    """A chapter as Sphinx reads it, without its proofs, with a reader's calls between its cells."""
-    notebook = without_proofs(notebook or read_as_sphinx(book, page))
+def with_calls(book: Book, page: str) -> NotebookNode:
+    """A chapter as Sphinx reads it, with a reader's calls between its cells."""
+    notebook = read_as_sphinx(book, page)
     wrong, lines = wrong_answers(book, page), notebook.metadata.get("source_map", [])
     cells, map_of_lines = [], []
     for number, cell in enumerate(notebook.cells):
@@ -102,7 +99,7 @@ def without_calls(executed: NotebookNode) -> NotebookNode:
 
 
 def executed_with_calls(book: Book, pages: list[str]) -> dict[str, NotebookNode]:
-    """From the cache, where an offline pass leaves it, or executed now."""
+    """From the cache, where the execution for the site leaves it, or executed now."""
     return execute_notebooks(book, {page: with_calls(book, page) for page in pages})
 
 

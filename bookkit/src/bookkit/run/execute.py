@@ -10,6 +10,9 @@ again by the code cells, their metadata and the kernel (jupyter-cache's key) and
 fingerprint of what else decides the outputs: Python, the packages in STACK_PACKAGES, the source of
 meshscope, the normaliser and BOOK_DEVICES. Prose and translations never re-execute anything.
 
+With a chapter run the calls that a reader could make (calls.py). They are kept beside it, in an entry
+of their own, and are no part of what is published.
+
 A kernel is this Python, in an empty folder, without the user's IPython settings. Variables that
 change what JAX does (JAX_*, XLA_*, TF_*, …) are kept from it, since they would change what is
 published; with BOOK_DEVICES=real they pass through, because real devices may need them.
@@ -51,6 +54,7 @@ STACK_PACKAGES = (
 ).split()
 KEPT_STACKS = 3  # caches of earlier stacks to keep, so that going back costs nothing
 KEPT_FROM_KERNELS = re.compile(r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|NVIDIA|CUDA)_")
+CALL = "call"  # the key in a cell's metadata that tells a reader's call from a chapter's own cells
 ALWAYS_KEPT_FROM_KERNELS = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONDEVMODE", "PYTHONHASHSEED")
 
 
@@ -279,15 +283,16 @@ def failure(page: str, notebook: NotebookNode, index: int, error: BaseException 
     from nbclient.exceptions import CellExecutionError
 
     cell = notebook.cells[index]
+    number = sum(CALL not in one.metadata for one in notebook.cells[: index + 1])
     line = notebook.metadata.get("source_map", [0] * (index + 1))[index]
     if isinstance(error, CellExecutionError):
         outputs = [output for output in cell.outputs if output.output_type == "error"]
         trace = "\n".join(outputs[-1].traceback) if outputs else ""
         trace = "\n".join(normalise_text(ANSI.sub("", trace)).splitlines()[-40:])
-        return Failure(page, index + 1, line, cell.source, f"{error.ename}: {error.evalue}", trace)
+        return Failure(page, number, line, cell.source, f"{error.ename}: {error.evalue}", trace)
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
-    return Failure(page, index + 1, line, cell.source, error)
+    return Failure(page, number, line, cell.source, error)
 
 
 async def execute_notebook(
@@ -350,9 +355,32 @@ def execute(
     With `fresh`, runs every page and leaves the cache alone. Raises ExecutionFailed after the other
     pages are done and cached.
     """
+    from bookkit.run.calls import with_calls, without_calls
+
     every = book.chapters if pages is None else pages
     notebooks = {page: read_as_sphinx(book, page) for page in every}
-    return execute_notebooks(book, notebooks, workers=workers, fresh=fresh, say=say)
+    if fresh:
+        return execute_notebooks(book, notebooks, workers=workers, fresh=True, say=say)
+    with alone(book, say):
+        cache = open_cache(book)
+        missing = [page for page in every if from_cache(cache, notebooks[page]) is None]
+
+        def keep(page: str, executed: NotebookNode, seconds: Seconds) -> None:
+            keep_in_cache(cache, book, page, executed, {})
+            own = [n for n, cell in enumerate(executed.cells, 1) if CALL not in cell.metadata]
+            its = {new: seconds[n] for new, n in enumerate(own, 1) if n in seconds}
+            keep_in_cache(cache, book, page, without_calls(executed), its)
+
+        if missing:
+            called = {page: with_calls(book, page) for page in missing}
+            execute_all(called, timeout_of(book), workers, say, keep)
+        prune(book)
+        done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
+    return {page: executed for page, executed in done.items() if executed is not None}
+
+
+def timeout_of(book: Book) -> int:
+    return int(book.config["execute"]["timeout"])
 
 
 def execute_notebooks(
@@ -364,9 +392,8 @@ def execute_notebooks(
     say: Callable[[str], None] = print,
 ) -> dict[str, NotebookNode]:
     """The same for notebooks in hand, by the page that each was made of."""
-    timeout = int(book.config["execute"]["timeout"])
     if fresh:
-        return execute_all(notebooks, timeout, workers, say, lambda *_: None)
+        return execute_all(notebooks, timeout_of(book), workers, say, lambda *_: None)
     with alone(book, say):
         cache = open_cache(book)
         done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
@@ -376,7 +403,7 @@ def execute_notebooks(
             keep_in_cache(cache, book, page, executed, seconds)
 
         if missing:
-            execute_all(missing, timeout, workers, say, keep)
+            execute_all(missing, timeout_of(book), workers, say, keep)
             done |= {page: from_cache(cache, notebook) for page, notebook in missing.items()}
         prune(book)
     return {page: executed for page, executed in done.items() if executed is not None}

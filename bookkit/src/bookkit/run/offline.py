@@ -1,43 +1,45 @@
 """Execute every chapter again without a network and compare with what is published.
 
-    bookkit offline                    all chapters
-    bookkit offline book/01-mesh       one
+    bookkit offline                        all chapters
+    bookkit offline book/01-mesh           one
+    bookkit offline --seconds 120 --seed 7     a seeded sample that should end in time
 
 The kernels run in a network namespace of their own (`unshare -rn`) in which only the loopback is up,
-since kernels talk through it, and with an empty HOME. Between the cells stand the calls that a reader
-could make (calls.py), so that whoever tries a wrong answer sees the same afterwards; proofs are left
-out, since what a reader reads must do without them. The same code must give the same outputs, but
-for cells tagged `timing`. Where namespaces are forbidden the pass
-fails and says so: nothing was shown.
+since kernels talk through it, and with an empty HOME. Proofs are left out, since what a reader reads
+must do without them, and so are the calls that a reader could make (calls.py). The same code must give
+the same outputs, but for cells tagged `timing`. Where namespaces are forbidden the pass fails and says
+so: nothing was shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nbformat
 
 from bookkit.model.book import Book, Problem
-from bookkit.run.calls import with_calls, without_calls, without_proofs
+from bookkit.run.calls import without_proofs
 from bookkit.run.compare import differences
 from bookkit.run.execute import (
-    alone,
     execute,
     execute_notebooks,
-    keep_in_cache,
-    open_cache,
+    read_as_sphinx,
+    seconds_of_cells,
     write_notebooks,
 )
 
+STARTING = 5  # seconds of a kernel and its imports
 NEEDS = (
     "The network-cut pass could not be made: `unshare -rn` failed here ({why}). It needs Linux with "
     "unprivileged user namespaces (`sysctl kernel.unprivileged_userns_clone=1`, on Ubuntu 24.04 "
@@ -92,18 +94,27 @@ def execute_cut(book: Book, pages: Sequence[str], out: Path) -> None:
         raise Problem("without a network and without its proofs a chapter fails; see above")
 
 
+def sample(book: Book, pages: Sequence[str], seconds: float, seed: int) -> list[str]:
+    """Chapters in an order of the seed, as long as two at a time should end within these seconds."""
+    left, chosen = 2 * seconds, []
+    for page in random.Random(seed).sample(list(pages), len(pages)):
+        cost = STARTING + sum(seconds_of_cells(book, page).values())
+        if cost <= left:
+            left -= cost
+            chosen.append(page)
+    if not chosen:
+        raise Problem(f"No chapter runs in {seconds:.0f} seconds: nothing was checked. Give more.")
+    return chosen
+
+
 def unlike_before(book: Book, pages: Sequence[str]) -> Iterator[str]:
-    """Cells that show something else without a network and proofs, with calls between them."""
+    """Cells that show something else without a network, proofs and a reader's calls."""
     first = execute(book, pages)
     with tempfile.TemporaryDirectory(prefix="book-offline-") as folder:
         execute_cut(book, pages, Path(folder))
         for page in pages:
             second = nbformat.read(Path(folder, f"{Path(page).name}.ipynb"), 4)
-            with alone(book, print):  # for the tests of exercises, which need not execute it again
-                keep_in_cache(open_cache(book), book, page, second, {})
-            for number, line, how in differences(
-                without_proofs(first[page]), without_calls(second)
-            ):
+            for number, line, how in differences(without_proofs(first[page]), second):
                 yield f"{page}.md, cell {number}: {line}\n{how}"
 
 
@@ -112,15 +123,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all"
     )
+    parser.add_argument("--seconds", type=float, help="a sample that should end within this time")
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     chosen, book = parser.parse_args(arguments), Book()
     if chosen.inside:
         loopback_up()
         prove_cut()
-        notebooks = {page: with_calls(book, page) for page in chosen.pages}
+        notebooks = {page: without_proofs(read_as_sphinx(book, page)) for page in chosen.pages}
         write_notebooks(execute_notebooks(book, notebooks, fresh=True), chosen.inside)
         return
     pages = chosen.pages or book.chapters
+    if chosen.seconds:
+        pages = sample(book, pages, chosen.seconds, chosen.seed)
+        print(f"seed {chosen.seed}: {len(pages)} of {len(book.chapters)} chapters", flush=True)
     if found := list(unlike_before(book, pages)):
         said = "\n\n".join(["A second run, without a network, shows something else:", *found])
         raise Problem(

@@ -1,5 +1,7 @@
 """What is folded: proofs as strips (✓ Checked …), answers and asides, cells by their titles.
 
+Three folded cells in a row, or more, stand in one drawer, since a reader passes them by together.
+
 A proof cell becomes a `details` with the anchor checked-SLUG. Its claim is a node of its own before
 Sphinx looks for messages, so that it stands in the page's catalogue like any paragraph; so does the
 `summary` of a `details` that an author wrote.
@@ -8,6 +10,7 @@ Sphinx looks for messages, so that it stands in the page's catalogue like any pa
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +28,7 @@ from bookkit.model.chapter import CHECKED
 TITLE = re.compile(r"#\s*@title\s+(.+)\n?")
 OPENING = re.compile(r"<details class=\"([\w -]+)\">\s*<summary>([^<]+)</summary>\s*")
 CLOSING = "</details>"
+DRAWER = 3  # so many folded cells in a row
 TICKS = {  # a bare tick ran in this very build; one on a sheet rests on rows that were stored
     False: '<path d="M20 6 9 17l-5-5"/>',
     True: '<path d="M19 13V4H5v16h7"/><path d="m8.5 9.5 2 2 4-4"/><path d="m14.5 18.5 2 2 4-4"/>',
@@ -37,6 +41,10 @@ class Strip(nodes.container):
 
 class Fold(nodes.container):
     """What an author put into a `details`: the answer to a prediction, an aside."""
+
+
+class Drawer(Fold):
+    """Folded cells that stand in a row."""
 
 
 class Summary(nodes.caption):
@@ -129,6 +137,26 @@ def name_folds(app: Sphinx, doctree: nodes.document) -> None:
             take_title(code)
 
 
+def passed_by(node: nodes.Node) -> bool:
+    """Is this a cell of folded code, and no part of an exercise?"""
+    if not isinstance(node, nodes.container) or node.get("hide_mode") != "all":
+        return False
+    return not any(tag.startswith(("setup", "check-", "solution-")) for tag in tags_of(node))
+
+
+def put_in_drawers(app: Sphinx, doctree: nodes.document) -> None:
+    for parent in {cell.parent for cell, code in code_cells(doctree)}:
+        rows = [(by, list(row)) for by, row in itertools.groupby(parent.children, passed_by)]
+        parent.children = []
+        for folded, row in rows:
+            if folded and len(row) >= DRAWER:
+                words = _("Code that this page builds on, in {number} cells").format(
+                    number=len(row)
+                )
+                row = [Drawer("", Summary(words, words), *row, classes=["drawer"])]
+            parent.extend(row)
+
+
 def tick(stored: bool) -> str:
     return f'<svg class="tick" viewBox="0 0 24 24" aria-hidden="true">{TICKS[stored]}</svg>'
 
@@ -194,6 +222,8 @@ def setup(app: Sphinx) -> None:
     app.add_node(Strip, html=(visit_strip, depart_strip))
     app.add_node(ClaimText, html=(visit_claim, depart_claim))
     app.add_node(Fold, html=(visit_fold, depart_fold))
+    app.add_node(Drawer, html=(visit_fold, depart_fold))
     app.add_node(Summary, html=(visit_summary, depart_summary))
     app.add_transform(Folds)
     app.connect("doctree-read", name_folds, priority=860)  # after comments are translated (850)
+    app.connect("doctree-read", put_in_drawers, priority=870)
