@@ -34,7 +34,7 @@ def block():
         ("+ x_BD + b_D", typed((D, None)), rows, False),
     ]
     middle, wide, high, gap = 104, 128, 26, 36
-    parts = [text(middle + 8, 14, kept(f"x_BD {rows}"), 12), arrow(middle, 4, middle, 24)]
+    parts = [text(middle + 12, 14, kept(f"x_BD {rows}"), 12), arrow(middle, 4, middle, 24)]
     y = 26
     for name, enters, leaves, refused in steps:
         parts.append(rect(middle - wide / 2, y, wide, high, INK, 0.1, 4))
@@ -43,11 +43,11 @@ def block():
         parts.append(text(middle + wide / 2 + 24, y + 17, kept(enters), 11.5))
         low = y + high
         parts.append(arrow(middle, low + 1, middle, low + gap - 2))
-        parts.append(text(middle + 8, low + 21, kept(leaves), 12))
+        parts.append(text(middle + 12, low + 21, kept(leaves), 12))
         if refused:
-            parts.append(frame(middle + 4, low + 7, 100, 20, INK, 1.2, dashed=True))
-            parts.append(text(middle + 110, low + 15, say("refused without"), 11))
-            parts.append(text(middle + 110, low + 28, kept("out_sharding="), 11, bold=True))
+            parts.append(frame(middle + 7, low + 7, 86, 20, INK, 1.2, dashed=True))
+            parts.append(text(middle + 98, low + 15, say("refused without"), 11))
+            parts.append(text(middle + 98, low + 28, kept("out_sharding="), 11, bold=True))
         y = low + gap
     # the residual, around four operations on the left
     left = 22
