@@ -22,7 +22,7 @@ def cells(x, y, numbers, width, piece, colour, tints):
 
 def rule():
     devices, size = 4, 16
-    piece, tints = size // devices, (0.14, 0.27, 0.4, 0.53)
+    piece, tints = size // devices, (0.1, 0.27, 0.45, 0.63)
     left, width = 4, 22
     parts = []
     for device in range(devices):
@@ -88,7 +88,7 @@ def microbatches():
         parts += cells(other, y, numbers, small, piece, DATA, tints)
         parts.append(text(other - 6, y + 13.5, str(row), 11, "end", opacity=0.8))
     parts.append(frame(other - 2, top - 2, small * each + 1.5, HIGH + 2, INK, 1.4, dashed=True))
-    words = say("0 lies on\ndevice 0 alone")
+    words = say("microbatch 0 lies\non device 0 alone")
     parts += lines(other - 14, top + 62, 14, words, 11, opacity=0.8)
     says = (
         "Eight rows, four on each of two devices along data, into two microbatches. Reshaped to "
