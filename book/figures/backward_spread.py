@@ -12,9 +12,13 @@ WHOLE = SIZE * SIZE * 4  # bytes
 
 
 def value(x, y, name, sharded, width=62):
+    """A value of the program; the cosine is in no program of the page, so it is dashed."""
     colour, opacity = (DATA, 0.3) if sharded else (INK, 0.16)
+    dashed = name == "cos"
     return [
-        rect(x, y, width, 30, colour, opacity, 4),
+        frame(x + 1, y + 1, width - 2, 28, INK, 1.2, 0.6, True)
+        if dashed
+        else rect(x, y, width, 30, colour, opacity, 4),
         text(x + width / 2, y + 19, name, 11, "middle", True),
     ]
 
@@ -89,16 +93,16 @@ def grid(x, y, side, rows, columns, ids):
 
 
 def collision():
-    side, top, gap = 92, 44, 42
+    side, top, gap = 91, 44, 42
     mesh = [[4 * row + column for column in range(4)] for row in range(2)]
     turned = [[mesh[column][row] for column in range(2)] for row in range(4)]
-    a, b, c = 0, side + gap, 2 * (side + gap)
+    a, b, c = 1, 1 + side + gap, 1 + 2 * (side + gap)  # room for half a line
     data, model = "data", "model"
     parts = [
         text(a + side / 2, 14, kept("x_BD"), 12, "middle", True),
         text(a + side / 2, 30, kept(f"P({data}, {model})"), 11, "middle"),
         *grid(a, top, side, (2, DATA), (4, MODEL), mesh),
-        text(side + gap / 2, top + side / 2 + 6, "+", 20, "middle"),
+        text(a + side + gap / 2, top + side / 2 + 6, "+", 20, "middle"),
         text(b + side / 2, 14, kept("swapped_BD"), 12, "middle", True),
         text(b + side / 2, 30, kept(f"P({model}, {data})"), 11, "middle"),
         *grid(b, top, side, (4, MODEL), (2, DATA), turned),
