@@ -52,7 +52,7 @@ def chain(top, heading, columns_first):
         drawn += block(x, middle, F_PX, B_PX, say("{array}, partial", array="h"), partial=True)
     x += F_PX
     zone = 44 if columns_first else 76
-    drawn.append(arrow(x + 6, middle, x + zone - 6, middle))
+    drawn.append(arrow(x + 6, middle, x + zone - 9, middle))
     if columns_first:
         drawn.append(text(x + zone / 2, middle - 7, kept("tanh"), 12, "middle"))
     else:
@@ -69,6 +69,8 @@ def chain(top, heading, columns_first):
             )
         )
     x += zone
+    drawn.append(text(x - 1, middle + 4, "·", 13, "middle"))
+    x += 4
     drawn += block(x, middle, D_PX, F_PX, kept("w₂"), **second)
     x += D_PX + 8
     drawn.append(text(x, middle + 4, "=", 13, "middle"))
@@ -98,7 +100,7 @@ def draw():
     key, x = 274, 1
     for shade, opacity, words, wide in [
         (MODEL, 0.85, say("the device’s piece"), 125),
-        (INK, 0.4, say("whole on the device"), 143),
+        (INK, 0.4, say("whole along {axis}", axis=kept("model")), 143),
     ]:
         parts += [
             rect(x, key - 9, 10, 10, shade, opacity),
