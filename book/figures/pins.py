@@ -4,7 +4,7 @@ Chapter 3's tiny block, 64 × 512 and 512 × 64, sharded over both axes of a 2×
 gathered is what the CPU's compiler chose; a strip of the chapter checks it.
 """
 
-from kit import DATA, INK, arrow, figure, frame, rect, say, shape, strong, text, write
+from kit import DATA, INK, arrow, figure, frame, kept, rect, say, shape, strong, text, write
 
 B, D, F, DATA_SIZE, MODEL_SIZE = 16, 64, 512, 2, 4
 WAYS = [  # heading, what is pinned, the second gather, is y in rows?
@@ -12,7 +12,7 @@ WAYS = [  # heading, what is pinned, the second gather, is y in rows?
     (say("Pin on {array}", array="y"), "y", "w_FD", True),
 ]
 HIGH, WIDE = 32, {"x": 44, "h": 76, "y": 44}
-AT = {"x": 2, "h": 136, "y": 314}
+AT = {"x": 2, "h": 132, "y": 304}
 
 
 def value(name, top, rows, columns):
@@ -28,20 +28,25 @@ def value(name, top, rows, columns):
     ]
 
 
-def gather(left, right, top, name):
-    """An arrow, with what is gathered on its way."""
+def product(left, right, top, weight, name):
+    """An arrow with the weight of a matmul on it, and what is gathered for it below."""
     middle = (left + right) / 2
+    gathered = say("gather {array}", array=kept(name))
     blue = f'<g fill="{DATA}">'
     return [
         arrow(left + 6, top + HIGH / 2, right - 6, top + HIGH / 2),
-        text(middle, top + 8, say("gather"), 11.5, "middle"),
-        blue + text(middle, top + 32, strong(name), 12, "middle") + "</g>",
+        text(middle, top + 9, strong(f"@ {weight}"), 12, "middle"),
+        blue + text(middle, top + 31, gathered, 11.5, "middle", True) + "</g>",
     ]
 
 
 def pin(name, top):
-    x = AT[name] + WIDE[name] / 2 + 10
-    return [shape([(x, top - 15), (x + 9, top - 15), (x + 4.5, top - 5)], DATA)]
+    x = AT[name] + WIDE[name] / 2 - 19
+    blue = f'<g fill="{DATA}">'
+    return [
+        shape([(x, top - 17), (x + 11, top - 17), (x + 5.5, top - 5)], DATA),
+        blue + text(x - 3, top - 7, say("pin"), 11.5, "end", True) + "</g>",
+    ]
 
 
 def draw():
@@ -51,8 +56,8 @@ def draw():
         parts.append(text(2, top - 26, heading, 12.5, bold=True))
         parts += value("x", top, DATA_SIZE, 1) + value("h", top, DATA_SIZE, MODEL_SIZE)
         parts += value("y", top, DATA_SIZE, 1) if rows else value("y", top, 1, DATA_SIZE)
-        parts += gather(AT["x"] + WIDE["x"], AT["h"], top, "w_DF")
-        parts += gather(AT["h"] + WIDE["h"], AT["y"], top, second)
+        parts += product(AT["x"] + WIDE["x"], AT["h"], top, "w_DF", "w_DF")
+        parts += product(AT["h"] + WIDE["h"], AT["y"], top, "w_FD", second)
         if pinned:
             parts += pin(pinned, top)
     says = (
