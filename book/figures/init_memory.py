@@ -14,15 +14,15 @@ WAYS = [  # heading, where, [(moment, GB that are whole, GB in pieces)]
     (
         say("One device"),
         say("on device 0"),
-        [(say("draw"), WHOLE, 0.0), (say("draw"), 2 * WHOLE, 0.0)],
+        [(say("fill"), WHOLE, 0.0), (say("fill"), 2 * WHOLE, 0.0)],
     ),
     (
         say("Eager sharding"),
         say("on every device"),
         [
-            (say("draw"), WHOLE, 0.0),
+            (say("fill"), WHOLE, 0.0),
             (say("shard"), 0.0, PIECE),
-            (say("draw"), WHOLE, PIECE),
+            (say("fill"), WHOLE, PIECE),
             (say("shard"), 0.0, 2 * PIECE),
         ],
     ),
