@@ -23,8 +23,8 @@ def axis(name):
 
 def processes_mesh():
     """Two boxes with four devices each, an axis through all, and an array of 16 numbers below."""
-    box, gap, drawn = 168, 24, []
-    middle = 4 + box + gap / 2
+    box, gap, drawn = 164, 32, []
+    middle = box + gap / 2
     for number in range(DEVICES // PER_PROCESS):
         x = number * (box + gap)
         drawn += [
@@ -33,10 +33,10 @@ def processes_mesh():
             frame(x + 0.5, 40, box - 1, 116, INK, 1.2),
         ]
     wire = 78
-    starts = [n // PER_PROCESS * (box + gap) + 9 + n % PER_PROCESS * 39 for n in range(DEVICES)]
+    starts = [n // PER_PROCESS * (box + gap) + 7 + n % PER_PROCESS * 39 for n in range(DEVICES)]
     for one, other in pairwise(starts):
         drawn.append(line([(one + 33, wire), (other, wire)], DATA, 2.4))
-    drawn.append(text(middle - 4, wire - 8, axis("data"), 12, "middle"))
+    drawn.append(text(middle, wire - 8, axis("data"), 12, "middle"))
     for device in range(DEVICES):
         x = starts[device]
         drawn += [
@@ -76,7 +76,7 @@ def processes_rows():
         words = " × ".join(f"{axis(name)} {size}" for name, size in zip(names, shape))
         drawn.append(text(0, y, kept(words), 13))
         held, across = rows_of(shape, names), shape[-1]
-        wide, high = (43, 28) if len(shape) == 1 else (62, 28)
+        wide, high = (43, 28) if len(shape) == 1 else (56, 28)
         for device, (first, last) in enumerate(held):
             row, column = divmod(device, across)
             x, top = column * wide, y + 8 + row * high
@@ -97,7 +97,7 @@ def processes_rows():
         for process, (x, below) in enumerate(lanes):
             mine = held[process * PER_PROCESS : (process + 1) * PER_PROCESS]
             count = len({row for first, last in mine for row in range(first, last + 1)})
-            words = say("process {number}: {count}", number=process, count=count)
+            words = say("process {number}: {count} rows", number=process, count=count)
             drawn.append(text(x, below, words, 12))
         y += 8 + len(shape) * high + (36 if len(shape) == 1 else 22)
     says = (
