@@ -1,4 +1,4 @@
-# @title One block: norm, two matmuls, residual (explained in chapter 4)
+# @title One block: norm, two matmuls, residual (chapter 4)
 import jax.numpy as jnp
 from flax import nnx
 

@@ -42,6 +42,8 @@ def curves(lines, says, x="step", y="loss", log=False):
         drawn.append(path([(left, 10 + 16 * i), (left + 28, 10 + 16 * i)], how))
         drawn.append(text(left + 36, 14 + 16 * i, name))
         drawn.append(path([(at_x(a), at_y(b)) for a, b in line], how))
+        for a, b in line if len(line) < 9 else ():  # few points: say where they are
+            drawn.append(f'<circle cx="{at_x(a):.1f}" cy="{at_y(b):.1f}" r="2.5"/>')
     return HTML(f'<svg role="img" aria-label="{escape(says)}" width="440" '
                 f'viewBox="0 0 360 {bottom + 40}" font-size="12" fill="currentColor" '
                 'style="max-width:100%;height:auto" font-family="sans-serif">'

@@ -1,4 +1,4 @@
-# @title The data: 1,797 handwritten digits (explained in chapter 4)
+# @title The data: 1,797 handwritten digits (chapter 4)
 import numpy as np
 from sklearn.datasets import load_digits
 

@@ -4,7 +4,7 @@ def misplaced(model, mesh):
     lines = []
     for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         name = ".".join(map(str, path))
-        names = weight.get_metadata().get("out_sharding")
+        names = weight.get_metadata().get("out_sharding")  # None if nobody annotated
         if names is None:
             lines.append(f"{name}: no annotation")
         else:

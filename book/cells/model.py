@@ -1,4 +1,4 @@
-# @title The model: embed, a stack of blocks, logits (explained in chapter 4)
+# @title The model: embed, a stack of blocks, logits (chapter 4)
 class Model(nnx.Module):
     def __init__(self, config, strategy, rngs):
         init, fsdp = nnx.initializers.lecun_normal(), strategy.fsdp

@@ -1,4 +1,4 @@
-# @title Sizes and strategies (explained in chapter 4)
+# @title Sizes and strategies (chapter 4)
 import dataclasses
 from collections.abc import Callable
 
