@@ -4,7 +4,8 @@ import ast
 import pytest
 
 from bookkit.model.chapter import by_name
-from bookkit.run.calls import LOADED_PACKAGES, answers, executed_with_calls
+from bookkit.run.calls import LOADED_PACKAGES, answers
+from bookkit.run.execute import executed_with_calls
 from rules import BOOK
 
 pytestmark = pytest.mark.reads()  # the code of pages alone

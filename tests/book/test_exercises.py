@@ -8,7 +8,8 @@ import pytest
 from bookkit.lint.anatomy import exercises
 from bookkit.model.book import Problem
 from bookkit.model.chapter import by_name
-from bookkit.run.calls import SOLUTION, STUB, WRONG, answers, executed_with_calls, wrong_answers
+from bookkit.run.calls import SOLUTION, STUB, WRONG, answers, wrong_answers
+from bookkit.run.execute import executed_with_calls
 from rules import BOOK, verify
 
 pytestmark = pytest.mark.reads()  # the code of pages alone

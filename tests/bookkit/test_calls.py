@@ -42,7 +42,7 @@ def book(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def executed(book):
-    return calls.executed_with_calls(book, [PAGE])[PAGE]
+    return execute.executed_with_calls(book, [PAGE])[PAGE]
 
 
 def test_checks_that_answer_wrongly_are_seen(book, executed):
@@ -68,7 +68,7 @@ def test_without_its_calls_a_chapter_is_what_it_was(book, executed):
     own, shown = read_as_sphinx(book, PAGE), calls.without_calls(executed)
     assert [cell.source for cell in shown.cells] == [cell.source for cell in own.cells]
     assert shown.cells[1].outputs[0].text == "3\n" and shown.cells[-1].outputs[0].text == "4\n"
-    made = calls.with_calls(book, PAGE)
+    made = calls.with_calls(book, PAGE, read_as_sphinx(book, PAGE))
     assert len(made.metadata["source_map"]) == len(made.cells) > len(own.cells)
 
 
@@ -78,7 +78,7 @@ def test_what_a_chapter_loaded_is_told(executed):
 
 
 def test_a_wrong_answer_that_does_not_run_is_a_failing_cell(book):
-    notebook = calls.with_calls(book, PAGE)
+    notebook = calls.with_calls(book, PAGE, read_as_sphinx(book, PAGE))
     [broken] = [cell for cell in notebook.cells if cell.source == "answer_good = 2"]
     broken["source"] = "answer_good = ("
     with pytest.raises(execute.ExecutionFailed, match="SyntaxError"):
@@ -87,9 +87,9 @@ def test_a_wrong_answer_that_does_not_run_is_a_failing_cell(book):
 
 def test_the_calls_run_with_the_chapter_and_are_not_published(book, monkeypatch):
     published = execute.execute(book, [PAGE])[PAGE]
-    assert not [cell for cell in published.cells if execute.CALL in cell.metadata]
+    assert not [cell for cell in published.cells if calls.CALL in cell.metadata]
     monkeypatch.setattr(execute, "execute_all", lambda *_: pytest.fail("executed again"))
-    assert len(list(calls.answers(calls.executed_with_calls(book, [PAGE])[PAGE]))) == 3 * len(CHECKS) + 1
+    assert len(list(calls.answers(execute.executed_with_calls(book, [PAGE])[PAGE]))) == 3 * len(CHECKS) + 1
 
 
 def test_a_cell_that_fails_is_counted_without_calls(book, tmp_path):

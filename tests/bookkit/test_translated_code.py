@@ -133,7 +133,7 @@ LABELS = {
     "memory": STRATEGIES,
     "choosing-tables": STRATEGIES,
     "08-distributed-arrays": ["both", "one axis", "other order", "swapped"],
-    "11-processes": ["missing", "killed", "coordinator killed", "stuck", "only the first", "late",
+    "11-processes": ["missing", "killed", "coordinator killed", "stuck", "only the first", "raised", "late",
                      "survive"],  # as the program prints them
     "09-fsdp": ["all gather", "all_gather", "all_gather to reduced", "pcast to reduced",
                 "reduced vary cast p",  # the name inside jax 0.10

@@ -18,8 +18,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from bookkit.model.book import Book
-from bookkit.run.execute import CALL, execute_notebooks, read_as_sphinx
 
+CALL = "call"  # the key in a cell's metadata that tells a reader's call from a chapter's own cells
 CAUGHT = """\
 try:
     {name} = {call}
@@ -73,9 +73,8 @@ def without_proofs(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def with_calls(book: Book, page: str) -> NotebookNode:
-    """A chapter as Sphinx reads it, with a reader's calls between its cells."""
-    notebook = read_as_sphinx(book, page)
+def with_calls(book: Book, page: str, notebook: NotebookNode) -> NotebookNode:
+    """A chapter, changed: with a reader's calls between its cells."""
     wrong, lines = wrong_answers(book, page), notebook.metadata.get("source_map", [])
     cells, map_of_lines = [], []
     for number, cell in enumerate(notebook.cells):
@@ -96,11 +95,6 @@ def without_calls(executed: NotebookNode) -> NotebookNode:
     """The chapter's own cells again, with what they showed."""
     own = [cell for cell in executed.cells if CALL not in cell.metadata]
     return NotebookNode({**executed, "cells": own})
-
-
-def executed_with_calls(book: Book, pages: list[str]) -> dict[str, NotebookNode]:
-    """From the cache, where the execution for the site leaves it, or executed now."""
-    return execute_notebooks(book, {page: with_calls(book, page) for page in pages})
 
 
 def answers(executed: NotebookNode) -> Iterator[tuple[str, str, str]]:

@@ -46,6 +46,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Problem
+from bookkit.run.calls import CALL, with_calls, without_calls
 from bookkit.run.normalise import normalise, normalise_text
 
 STACK_PACKAGES = (
@@ -54,7 +55,6 @@ STACK_PACKAGES = (
 ).split()
 KEPT_STACKS = 3  # caches of earlier stacks to keep, so that going back costs nothing
 KEPT_FROM_KERNELS = re.compile(r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|NVIDIA|CUDA)_")
-CALL = "call"  # the key in a cell's metadata that tells a reader's call from a chapter's own cells
 ALWAYS_KEPT_FROM_KERNELS = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONDEVMODE", "PYTHONHASHSEED")
 
 
@@ -355,8 +355,6 @@ def execute(
     With `fresh`, runs every page and leaves the cache alone. Raises ExecutionFailed after the other
     pages are done and cached.
     """
-    from bookkit.run.calls import with_calls, without_calls
-
     every = book.chapters if pages is None else pages
     notebooks = {page: read_as_sphinx(book, page) for page in every}
     if fresh:
@@ -372,11 +370,17 @@ def execute(
             keep_in_cache(cache, book, page, without_calls(executed), its)
 
         if missing:
-            called = {page: with_calls(book, page) for page in missing}
+            called = {page: with_calls(book, page, read_as_sphinx(book, page)) for page in missing}
             execute_all(called, timeout_of(book), workers, say, keep)
         prune(book)
         done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
     return {page: executed for page, executed in done.items() if executed is not None}
+
+
+def executed_with_calls(book: Book, pages: Sequence[str]) -> dict[str, NotebookNode]:
+    """From the cache, where the execution for the site leaves it, or executed now."""
+    called = {page: with_calls(book, page, read_as_sphinx(book, page)) for page in pages}
+    return execute_notebooks(book, called)
 
 
 def timeout_of(book: Book) -> int:
