@@ -229,8 +229,9 @@ def test_a_label_for_a_page_that_is_not_there_is_refused(tmp_path):
 
 # What charts write in Chinese, by page: text as it was executed, and as it is shown.
 SHOWN = {
-    "04-train": {"loss": "損失", "pinned: weights move": "有約束：權重移動",
+    "04-train": {"loss": "損失",
                  "all-gather over data": "沿 data 的 all-gather", "tensor parallel": "tensor parallel"},
+    "train-checks": {"pinned: weights move": "有約束：權重移動"},
     "restarts": {
         "life 2": "第 2 條命",
         "life 1: from step 0, killed at 4, complete [2]; life 2: from step 2, killed at None, complete [4, 6]":

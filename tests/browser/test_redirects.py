@@ -56,6 +56,11 @@ def arrive(browsing, url, settled, script=True):
             await page.locator(settled).first.wait_for(state="attached")
         target = page.locator(":target")
         box = await target.first.bounding_box() if await target.count() else None
+        for _ in range(20):  # without a script, the browser goes there once the styles have come
+            if box is None or -48 < box["y"] < 720:
+                break
+            await page.wait_for_timeout(250)
+            box = await target.first.bounding_box()
         address = page.url
         await context.close()
         return address, box and box["y"]
