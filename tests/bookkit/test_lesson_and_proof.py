@@ -93,7 +93,25 @@ $$
 {code("# @title Solution" + chr(10) + "math.pi", "solution-a", "hide-cell", cellView="form")}
 
 {code("# @title Drawn" + chr(10) + "math.tau", "hide-input", "id-drawn", cellView="form")}
+
+Some that stand in a row, then two.
+
+{folded("North")}
+
+{folded("East")}
+
+{folded("South")}
+
+A paragraph between.
+
+{folded("West")}
+
+{folded("Centre")}
 """
+
+
+def folded(title):
+    return code(f"# @title {title}{chr(10)}math.e", "hide-cell", cellView="form")
 
 
 def reference(book):
@@ -211,6 +229,15 @@ def test_folds_are_called_by_their_titles(toy):
         fold = page.select_one(f".{tag} > details")
         assert {name.text for name in fold.select("summary p")} == {said.format(title)}
         assert title not in fold.select_one(".cell_input").text
+
+
+def test_three_folds_in_a_row_lie_in_one_drawer(toy):
+    page, said = toy
+    [drawer] = page.select("details.drawer")
+    assert drawer.find("summary", recursive=False).text == said.format("Code that this page builds on, in 3 cells")
+    titles = [cell.select_one("summary p").text for cell in drawer.select(":scope > .cell > details")]
+    assert titles == [said.format(title) for title in ("North", "East", "South")]
+    assert not drawer.select(".checked") and page.select(".tag_hide-cell > details")
 
 
 def test_the_answer_is_folded_right_below_its_question(toy):
