@@ -12,7 +12,7 @@ CELL, LEFT = 19, 34
 
 
 def panel(x, heading, size, all_at_once):
-    detail = say("{count} bytes held", count=f"{size:,}")
+    detail = say("{count} bytes at once", count=f"{size:,}")
     drawn = [text(x, 14, heading, 12.5, bold=True), text(x, 31, detail, 11.5)]
     grid = x + LEFT
     columns = range(-1, L) if all_at_once else range(L)
