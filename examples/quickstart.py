@@ -20,7 +20,7 @@ n = jax.device_count()
 print(f"jax {jax.__version__}, {n} devices: {jax.devices()[0].device_kind}")
 
 # %%
-D = np.lcm(96, n)  # 96 numbers in an example (more where n does not divide 96)
+D = np.lcm(96, n)  # 96 numbers in an example, or a multiple that n divides
 x_BD = np.random.default_rng(0).random((64 * n, D))  # 64 examples for each device
 start = {
     "w_DF": np.random.default_rng(1).normal(0, 0.02, (D, 4 * D)),
