@@ -110,7 +110,10 @@ for names in [("model", "modle"), (None, "model"), ("data", None, None), "model"
 )
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+FEW = [pytest.param(devices, marks=pytest.mark.newest) for devices in (1, 2)]
+
+
+@pytest.mark.parametrize("devices", [*FEW, 8])
 def test_by_rule_and_by_annotation(run, devices):
     printed = run(devices, BY_RULE + ANNOTATED).splitlines()
     parts = {1: 1, 2: 2, 8: 4}[devices]

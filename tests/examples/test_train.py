@@ -221,6 +221,7 @@ def test_other_meshes_go_on_to_rounding(folder, everywhere):
     assert held[0] < held[15] < held[30]
 
 
+@pytest.mark.newest
 def test_a_finished_run_has_nothing_left_to_do_and_can_be_lengthened(folder, everywhere):
     run = folder / "longer"
     shutil.copytree(everywhere(1, "fsdp"), run)
@@ -245,6 +246,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(folder, eve
     assert lives.first_step(lives.train(run, *EVERY_STEP, devices=1)) == 40
 
 
+@pytest.mark.newest
 def test_a_loss_that_is_not_finite_is_not_saved(folder):
     said = lives.train(folder / "nan", "--learning-rate", 1e30, *EVERY_STEP, devices=1, status=1)
     assert re.search(r"the loss is (nan|inf) at step \d+, which was not saved", said)
@@ -265,6 +267,7 @@ def test_two_processes_are_the_same_program(folder, everywhere):
     assert [int(row["step"]) for row in lives.metrics(run)] == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.newest
 def test_a_machine_that_was_not_asked_for_is_refused(folder):
     said = lives.train(folder / "alone", "--devices", 8, devices=4, status=train.REFUSED)
     assert "asked for 1 processes with 8 devices together, found 1 with 4" in said
@@ -278,6 +281,7 @@ def test_a_machine_that_was_not_asked_for_is_refused(folder):
     assert not (folder / "alone").exists()
 
 
+@pytest.mark.newest
 def test_a_watchdog_ends_a_step_that_hangs_and_says_where(folder):
     """Process 1 is stopped, not killed: it still has its connections, and answers nothing."""
     run = folder / "hangs"
@@ -299,6 +303,7 @@ def usage():
     return parser_said.stdout
 
 
+@pytest.mark.newest
 def test_help_names_every_strategy_and_exit_status():
     said = usage()
     for name, strategy in model.STRATEGIES.items():
@@ -306,6 +311,7 @@ def test_help_names_every_strategy_and_exit_status():
     assert re.findall(r"^  (\d+)  ", said, re.M) == ["0", "1", "2", "143"]
 
 
+@pytest.mark.newest
 def test_the_progress_bar_shows_loss_speed_and_bytes(folder):
     """On a terminal, which a pseudo-terminal is; elsewhere there are lines of the log."""
     ours, theirs = pty.openpty()
