@@ -180,6 +180,7 @@ PAGES = [
     ("enough-words", page_of("Few words.", kind="page"), page_of("word " * 3501, kind="page"), "3501 words"),
     ("short-sentences", "Short. `a.b` e.g. this.", LONG, "average sentence"),
     ("short-sentences", "Short.", LONG + " Short." * 9, "make two"),
+    ("cells-translate", "| a | b |\n|---|---|\n| 1: J | - |", "| a | b |\n|---|---|\n| x | 1. J |", "begins as a list"),
     ("short-paragraphs", "One. Two. Three. Four. Five. Six.", "One. Two. Three. Four. Five. Six. Seven.", "7 sentences"),
     ("short-paragraphs", "> [!NOTE]\n> **A.** B. C. D. E. F.", "> [!NOTE]\n> **A.** B. C. D. E. F. G.", "7 sentences"),
     ("plain-words", "This is true: `just`.", "This is simply true.", "simply"),

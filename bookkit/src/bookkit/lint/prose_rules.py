@@ -78,6 +78,17 @@ def short_paragraphs(page: Page) -> Said:
 
 
 @rule(CHAPTER, PAGE)
+def cells_translate(page: Page) -> Said:
+    """No cell of a table begins as a list does: Sphinx would leave it in English."""
+    for cell in page.chapter.markdown:
+        for line, text in enumerate(cell.source.splitlines()):
+            parts = text.split("|")[1:-1] if text.startswith("|") else []
+            for part in parts:
+                if re.match(r"\s*(\d+[.)]|[-*+])\s+\S", part):
+                    yield cell.line + line, f'the cell "{part.strip()}" begins as a list; write "1: …"'
+
+
+@rule(CHAPTER, PAGE)
 def plain_words(page: Page) -> Said:
     """No word tells the reader how it should feel; spelling is British."""
     for line, _, text in prose(page):
