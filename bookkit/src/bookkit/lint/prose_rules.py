@@ -85,7 +85,10 @@ def cells_translate(page: Page) -> Said:
             parts = text.split("|")[1:-1] if text.startswith("|") else []
             for part in parts:
                 if re.match(r"\s*(\d+[.)]|[-*+])\s+\S", part):
-                    yield cell.line + line, f'the cell "{part.strip()}" begins as a list; write "1: …"'
+                    yield (
+                        cell.line + line,
+                        f'the cell "{part.strip()}" begins as a list; write "1: …"',
+                    )
 
 
 @rule(CHAPTER, PAGE)
