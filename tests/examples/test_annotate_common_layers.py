@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from machines import DEVICES
 
 PAGE = "book/flax-layers.md"
 pytestmark = pytest.mark.reads(PAGE)  # besides, programs alone
@@ -38,10 +39,7 @@ for name, value in inputs.items():
 """
 
 
-FEW = [pytest.param(devices, marks=pytest.mark.newest) for devices in (1, 2)]
-
-
-@pytest.mark.parametrize("devices", [*FEW, 8])
+@pytest.mark.parametrize("devices", DEVICES)
 def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
     table, _, pieces = run(devices, PIECES).partition("---\n")
     parts = math.gcd(devices, 4)

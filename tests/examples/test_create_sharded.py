@@ -1,6 +1,7 @@
 """Models created in pieces: same numbers, ties kept, nothing whole, and errors that say where."""
 
 import pytest
+from machines import DEVICES
 
 pytestmark = pytest.mark.reads()  # programs alone
 
@@ -110,10 +111,7 @@ for names in [("model", "modle"), (None, "model"), ("data", None, None), "model"
 )
 
 
-FEW = [pytest.param(devices, marks=pytest.mark.newest) for devices in (1, 2)]
-
-
-@pytest.mark.parametrize("devices", [*FEW, 8])
+@pytest.mark.parametrize("devices", DEVICES)
 def test_by_rule_and_by_annotation(run, devices):
     printed = run(devices, BY_RULE + ANNOTATED).splitlines()
     parts = {1: 1, 2: 2, 8: 4}[devices]

@@ -7,6 +7,7 @@ import sys
 
 import lives
 import pytest
+from machines import DEVICES
 
 pytestmark = pytest.mark.reads()  # programs alone
 
@@ -25,10 +26,7 @@ def run(path, devices):
     return failed, done.stdout
 
 
-FEW = [pytest.param(devices, marks=pytest.mark.newest) for devices in (1, 2)]
-
-
-@pytest.mark.parametrize("devices", [*FEW, 8])
+@pytest.mark.parametrize("devices", DEVICES)
 def test_it_passes(devices):
     failed, said = run(FILE, devices)
     assert not failed and "3 passed" in said, said
