@@ -77,18 +77,12 @@ def short_paragraphs(page: Page) -> Said:
             yield line, f"{count} sentences in the paragraph {about}; {PARAGRAPH} are the limit"
 
 
-@rule(CHAPTER, PAGE)
+@rule(CHAPTER, PAGE, REFERENCE)
 def cells_translate(page: Page) -> Said:
     """No cell of a table begins as a list does: Sphinx would leave it in English."""
-    for cell in page.chapter.markdown:
-        for line, text in enumerate(cell.source.splitlines()):
-            parts = text.split("|")[1:-1] if text.startswith("|") else []
-            for part in parts:
-                if re.match(r"\s*(\d+[.)]|[-*+])\s+\S", part):
-                    yield (
-                        cell.line + line,
-                        f'the cell "{part.strip()}" begins as a list; write "1: …"',
-                    )
+    for line, kind, text in prose(page):
+        if kind == "table" and re.match(r"(\d+[.)]|[-*+])\s+\S", text):
+            yield line, f'the cell "{text}" begins as a list; write "1: …"'
 
 
 @rule(CHAPTER, PAGE)
