@@ -8,7 +8,7 @@ reverse, each of which computes its forward pass again (jax.checkpoint).
 """
 
 from kit import DATA, INK, figure, frame, kept, line, rect, say, text, write
-from step_timelines import BF16, CELL, DEVICES, FLOPS, LAYER, WIRE, L, mark, ring
+from step_timelines import BF16, CELL, DEVICES, FLOPS, LAYER, WIRE, L, ring
 
 M = 4  # microbatches
 FORWARD, BACKWARD = L * CELL / M, 2 * L * CELL / M  # ms of one microbatch: y; dx and dW
@@ -36,7 +36,7 @@ def panel(top, title, reductions):
         if len(passes) == 2 and n in reductions:
             start = max(now, wire)
             wire = start + REDUCE
-            drawn.append(mark("reduce", x_of(start), lower, SCALE * REDUCE - 1, DATA))
+            drawn.append(rect(x_of(start), lower, SCALE * REDUCE - 1, LOW, DATA, 0.45, 1.5))
             label = f"1–{M}" if len(reductions) == 1 else str(n)
             drawn.append(text(x_of(start + REDUCE / 2), lower + 12.5, label, 11, "middle"))
     waits = x_of(wire) - x_of(now) - 2

@@ -122,7 +122,7 @@ def x_of(ms):
 
 
 def mark(kind, x, y, width, colour):
-    """A gather grows, a scatter shrinks, an all-reduce shrinks and grows."""
+    """A gather grows and is pale, a scatter shrinks and is dark, an all-reduce does both."""
     small = 4  # px cut off above and below
     left, right = {"gather": (small, 0), "scatter": (0, small), "reduce": (0, 0)}[kind]
     points = [(x, y + left), (x + width, y + right)]
@@ -131,7 +131,8 @@ def mark(kind, x, y, width, colour):
         middle = x + width / 2
         points = [points[0], (middle, y + small), points[1], points[2]]
         points += [(middle, y + LOW - small), (x, y + LOW)]
-    return shape(points, colour, 0.45, f' stroke="{colour}" stroke-width="1"')
+    opacity = {"gather": 0.22, "scatter": 0.62, "reduce": 0.45}[kind]
+    return shape(points, colour, opacity, f' stroke="{colour}" stroke-width="1"')
 
 
 def lane(tasks, times, name):
@@ -223,9 +224,10 @@ def panel(top, strategy, known):
     return drawn, lower + LOW, said
 
 
-def panels(strategies, says):
+def panels(strategies, says, names_in_each=False):
     parts, y, said, known = [], 13, [], set()
     for strategy in strategies:
+        known = set() if names_in_each else known
         drawn, bottom, words = panel(y, strategy, known)
         said.append(words)
         parts += drawn
@@ -265,6 +267,7 @@ def draw():
             "to the right, with a lane for compute and a lane for the wire. {}. Without prefetch "
             "the device waits for every gather; one layer ahead, it waits for the first gather, "
             "for the one at the turn and for the last scatter.",
+            names_in_each=True,
         ),
     }
 
