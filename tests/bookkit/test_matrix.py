@@ -192,7 +192,7 @@ NOT_YET_RUN = {"quickstart", "strategies", "matmuls", "linen", "10-autodiff", "1
     "messages-checkpoints", "messages-processes", "silent-failures", "older-code", "cheat-sheet",
     "memory", "checkpoints-in-depth", "failed-loads", "choosing-tables", "annotate-third-party", "moving-to-explicit", "fsdp-in-depth",
     "mesh-order", "fsdp-bytes", "train-checks", "restarts", "three-modes", "dropout", "explicit-products", "constraints", "fsdp-two-axes", "any-module", "find-replication", "flax-layers", "collectives", "init-other-models",
-    "explicit-gradients",
+    "explicit-gradients", "activations", "linen-fsdp", "fsdp-overlap",
 }  # fmt: skip
 
 
