@@ -35,7 +35,7 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
             drawn.append(box(x, y, width, part))
             x += width
         for limit in limits:
-            drawn.append(f'<path d="M{limit / most * 359:.1f} {y + 9}v12" '
+            drawn.append(f'<path d="M{limit / most * 359:.1f} {y + 16}v6" '
                          'stroke="currentColor" stroke-width="1.5"/>')
         y += 27
     for limit in limits:
