@@ -36,6 +36,9 @@ MOMENT = 1e-4  # of the largest number in the array
 WEIGHT = 0.01 * STEPS * 1e-3
 
 
+NUMBERS = [1, pytest.param(2, marks=pytest.mark.newest), 8]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
@@ -77,7 +80,7 @@ def apart(one, two, part):
 # ---- one model, whatever the strategy and the number of devices --------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", NUMBERS)
 @pytest.mark.parametrize("strategy", model.STRATEGIES)
 def test_same_losses_moments_and_weights(everywhere, devices, strategy):
     alone, run = everywhere(1, "data-parallel"), everywhere(devices, strategy)
@@ -100,7 +103,7 @@ def test_it_learns(everywhere):
     assert accuracy[0] < accuracy[1] and accuracy[1] > 0.95
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", NUMBERS)
 def test_bytes_held_follow_from_the_sizes(everywhere, devices):
     """Closed forms against what the program added up from the shardings of its arrays."""
     at = model.Config()
@@ -256,6 +259,7 @@ def test_a_loss_that_is_not_finite_is_not_saved(folder):
 # ---- several processes -------------------------------------------------------------------------
 
 
+@pytest.mark.newest
 def test_two_processes_are_the_same_program(folder, everywhere):
     run = folder / "two"
     with lives.together(run, 2, *ONE_MORE) as processes:
