@@ -34,9 +34,10 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
             width = value / scale / most * 359
             drawn.append(box(x, y, width, part))
             x += width
-        for limit in limits:
-            drawn.append(f'<path d="M{limit / most * 359:.1f} {y + 16}v6" '
-                         'stroke="currentColor" stroke-width="1.5"/>')
+        for limit in limits:  # a tick across the bar, with an edge of the background
+            for colour, width in (("Canvas", 4), ("currentColor", 1.5)):
+                drawn.append(f'<path d="M{limit / most * 359:.1f} {y - 2}v19" '
+                             f'stroke="{colour}" stroke-width="{width}"/>')
         y += 27
     for limit in limits:
         x = limit / most * 359
