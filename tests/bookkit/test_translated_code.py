@@ -131,6 +131,7 @@ LABELS = {
     "02-variables": ["w_DF", "w_FD"],
     "04-train": [*STRATEGIES, "1e0", "1e1"],  # and marks of a logarithmic scale
     "memory": STRATEGIES,
+    "activations": STRATEGIES,
     "choosing-tables": STRATEGIES,
     "08-distributed-arrays": ["both", "one axis", "other order", "swapped"],
     "11-processes": ["missing", "killed", "coordinator killed", "stuck", "only the first", "raised", "late",
@@ -238,7 +239,9 @@ SHOWN = {
             "第 1 條命：從第 0 步開始，終止於第 4 步，完成 [2]；第 2 條命：從第 2 步開始，沒有強制終止，完成 [4, 6]",
     },
     "11-processes": {"-9, killed": "-9，強制終止", "killed": "killed"},
-    "memory": {"activations and scratch": "活化值與暫存記憶體", "FSDP, remat": "FSDP, remat"},
+    "memory": {"activations and scratch": "活化值與暫存記憶體", "FSDP": "FSDP"},
+    "activations": {"activations and scratch": "活化值與暫存記憶體", "FSDP, remat": "FSDP, remat",
+                    "FSDP, eight parts": "FSDP，八份"},
 }  # fmt: skip
 
 
