@@ -1,5 +1,4 @@
 # @title From chapter 4: the step, a short training, and the step compiled from shapes
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 import meshscope as ms
