@@ -15,6 +15,8 @@ INSTALLED := $(VENV)/.requirements-installed
 EDITABLE := $(VENV)/.packages-installed
 PACKAGES := pyproject.toml bookkit/pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Where it is set, as in many containers, every kernel compiles 2,000 modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers coverage offline \
