@@ -42,7 +42,7 @@ def helper(tmp_path_factory):
     """A module that holds the helper, as the chapter has it, and two programs to start."""
     folder = tmp_path_factory.mktemp("helper")
     cells = load_chapter(ROOT / "book" / "11-processes.md").code
-    (source,) = [cell.source for cell in cells if "id-launch" in cell.tags]
+    (source,) = [cell.source for cell in cells if "shared-launch" in cell.tags]
     # `inspect` finds the source of what stands in a file.
     (folder / "helper.py").write_text(f"{source}\n\nimport jax\n{PROGRAMS}")
     return folder
@@ -163,7 +163,7 @@ def test_the_watchdog_ends_those_whose_notebook_was_killed(helper):
 def test_the_stop_button_of_a_notebook_leaves_nothing(helper):
     """In a real kernel, from the chapter's own cells."""
     cells = load_chapter(ROOT / "book" / "11-processes.md").code
-    (source,) = [cell.source for cell in cells if "id-launch" in cell.tags]
+    (source,) = [cell.source for cell in cells if "shared-launch" in cell.tags]
     manager, client = start_new_kernel(cwd=str(helper))
     try:
         said = []

@@ -193,6 +193,7 @@ NOT_YET_RUN = {"quickstart", "strategies", "matmuls", "linen", "10-autodiff", "1
     "memory", "checkpoints-in-depth", "failed-loads", "choosing-tables", "annotate-third-party", "moving-to-explicit", "fsdp-in-depth",
     "mesh-order", "fsdp-bytes", "train-checks", "restarts", "three-modes", "dropout", "explicit-products", "constraints", "fsdp-two-axes", "any-module", "find-replication", "flax-layers", "collectives", "init-other-models",
     "explicit-gradients", "activations", "linen-fsdp", "fsdp-overlap",
+    "process-failures", "process-restarts",
 }  # fmt: skip
 
 

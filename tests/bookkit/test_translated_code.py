@@ -134,7 +134,7 @@ LABELS = {
     "activations": STRATEGIES,
     "choosing-tables": STRATEGIES,
     "08-distributed-arrays": ["both", "one axis", "other order", "swapped"],
-    "11-processes": ["missing", "killed", "coordinator killed", "stuck", "only the first", "raised", "late",
+    "process-failures": ["missing", "killed", "coordinator killed", "stuck", "only the first", "raised", "late",
                      "survive"],  # as the program prints them
     "09-fsdp": ["all gather", "all_gather", "all_gather to reduced", "pcast to reduced",
                 "reduced vary cast p",  # the name inside jax 0.10
@@ -238,7 +238,7 @@ SHOWN = {
         "life 1: from step 0, killed at 4, complete [2]; life 2: from step 2, killed at None, complete [4, 6]":
             "第 1 條命：從第 0 步開始，終止於第 4 步，完成 [2]；第 2 條命：從第 2 步開始，沒有強制終止，完成 [4, 6]",
     },
-    "11-processes": {"-9, killed": "-9，強制終止", "killed": "killed"},
+    "process-failures": {"-9, killed": "-9，強制終止", "killed": "killed"},
     "memory": {"activations and scratch": "活化值與暫存記憶體", "FSDP": "FSDP"},
     "activations": {"activations and scratch": "活化值與暫存記憶體", "FSDP, remat": "FSDP, remat",
                     "FSDP, eight parts": "FSDP，八份"},
