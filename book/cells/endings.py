@@ -2,7 +2,7 @@
 TELLING = [  # of what JAX's runtime writes on stderr before it aborts
     r"Shutdown barrier has failed",
     r"The following tasks are unhealthy \(stopped sending heartbeats\): \d+",
-    r"Either the leader task was preempted/died/restarted unexpectedly",
+    r"the leader task was preempted/died/restarted unexpectedly",
     r"DEADLINE_EXCEEDED: Deadline Exceeded",
 ]
 
@@ -30,5 +30,6 @@ def table(lives_by_name):
     for name, lives in lives_by_name.items():
         print(name)
         for number, life in enumerate(lives):
-            words = f"  process {number}, exit code {life.code}: {reason(life)}"
+            after = ", after finally" if "finally" in life.log else ""
+            words = f"  process {number}, exit code {life.code}{after}: {reason(life)}"
             print(textwrap.fill(words, 86, subsequent_indent=" " * 4))
