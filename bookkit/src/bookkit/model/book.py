@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -51,7 +53,7 @@ class Book:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return yaml.safe_load((self.root / "_config.yml").read_text("utf-8"))
+        return copy.deepcopy(config_of((self.root / "_config.yml").read_text("utf-8")))
 
     @cached_property
     def sphinx(self) -> dict[str, Any]:
@@ -87,12 +89,8 @@ class Book:
     @cached_property
     def toc(self) -> Any:
         """_toc.yml as sphinx-external-toc reads it for Sphinx."""
-        from sphinx_external_toc.parsing import MalformedError, parse_toc_yaml
-
-        try:
-            return parse_toc_yaml(self.root / "_toc.yml")
-        except (MalformedError, yaml.YAMLError) as error:
-            raise Problem(f"_toc.yml cannot be read: {error}") from None
+        path = self.root / "_toc.yml"
+        return toc_of(path, path.read_text("utf-8"))
 
     @cached_property
     def pages(self) -> list[str]:
@@ -138,6 +136,24 @@ class Book:
         path = self.notebook(page, language).relative_to(self.root).as_posix()
         repo = self.repo.removeprefix("https://github.com/")
         return f"https://colab.research.google.com/github/{repo}/blob/{self.ref}/{path}"
+
+
+# Many ask for the book, each for itself: what its files say is read once.
+
+
+@functools.cache
+def config_of(text: str) -> dict[str, Any]:
+    return yaml.safe_load(text)
+
+
+@functools.cache
+def toc_of(path: Path, text: str) -> Any:
+    from sphinx_external_toc.parsing import MalformedError, parse_toc_yaml
+
+    try:
+        return parse_toc_yaml(path)
+    except (MalformedError, yaml.YAMLError) as error:
+        raise Problem(f"_toc.yml cannot be read: {error}") from None
 
 
 def is_notebook(path: Path) -> bool:

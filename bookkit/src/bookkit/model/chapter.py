@@ -91,6 +91,7 @@ class Chapter:
         return next((cell for cell in self.code if cell.slug == slug), None)
 
 
+@functools.cache  # a fifth of a second for each page, and many ask
 def parse(name: str, text: str) -> Chapter:
     cells, at = [], 0
     for index, cell in enumerate(jupytext.reads(text, fmt="md:myst").cells, 1):
