@@ -2,13 +2,15 @@
 
 Each function takes an open page and yields sentences. `survey` visits many pages at once, in one
 browser; `test_seen.py` holds a page on which each of these has something to say. What was judged once
-is not judged again: a pair of colours, and the build of a page that its translation shares.
+is not judged again: a pair of colours, a kind of fold on enough pages, and the build of a page that its
+translation shares, with the classes and style sheets that its colours come from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -26,6 +28,7 @@ LONGEST = (
     300  # seconds of one visit, a hundred times what it takes: nothing else ends a script's wait
 )
 FOLDS_PRESSED = 1  # of each kind on each page: a key press is a round trip
+PAGES_PRESSED = 8  # for each kind: after these, a browser lays out pages for nothing
 
 # Images load when they come into view: ask for all of them, and name those that do not come.
 IMAGES = """async () => {
@@ -164,10 +167,14 @@ async def anchors(page: Page) -> AsyncIterator[str]:
         yield f"id {name!r} is there twice"
 
 
-async def folds(page: Page) -> AsyncIterator[str]:
+async def folds(page: Page, pressed: Counter[str]) -> AsyncIterator[str]:
     """Folds open and close with the Enter key, and show where the focus is."""
     for number, title in enumerate(await page.evaluate(FOLDS, FOLDS_PRESSED)):
         fold = page.locator(f"[data-pressed='{number}']")
+        kind = await fold.get_attribute("class") or ""
+        pressed[kind] += 1
+        if pressed[kind] > PAGES_PRESSED and title:
+            continue
         summary = fold.locator("> summary")
         if not title or not await summary.count():
             yield f"fold {number} has no title"
@@ -263,6 +270,7 @@ class Judged:
 
     colours: set[str] = field(default_factory=set)
     builds: set[str] = field(default_factory=set)  # of pages with which nothing was wrong
+    folds: Counter[str] = field(default_factory=Counter)  # by kind, on how many pages
     clipboard: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -285,10 +293,14 @@ async def examined(page: Page, url: str, site: str, judged: Judged) -> list[str]
         await visit(page, url)
         build = await page.evaluate(BUILD)
         new = build not in judged.builds
-        checks = [images(page), anchors(page), width(page), colours(page, judged.colours)]
+        checks = [images(page), anchors(page)]
         if new:
-            checks[2:2] = [folds(page), copying(page, judged.clipboard), printing(page)]
-            checks.append(structure(page))
+            checks += [
+                folds(page, judged.folds), copying(page, judged.clipboard), printing(page)
+            ]  # fmt: skip
+        checks.append(width(page))
+        if new:
+            checks += [colours(page, judged.colours), structure(page)]
         for check in checks:
             wrong += [what async for what in check]
         if not wrong:

@@ -54,7 +54,8 @@ def found(browsing, tmp_path_factory):
         assert GOOD.count(old) == 1, name
         names[name] = f"{number}.html"
         (folder / names[name]).write_text(GOOD.replace(old, new))
-    with serving(folder) as site:
+    with serving(folder) as site, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survey_module, "PAGES_PRESSED", len(names))
         said = run(survey(browser, site, names.values()))
     return {name: said[file] for name, file in names.items()}
 
