@@ -1,5 +1,5 @@
 # @title Helper: start programs as several processes, and leave none behind
-import contextlib, inspect, os, pathlib, random, re, shutil, signal, socket
+import contextlib, inspect, os, pathlib, random, re, signal, socket
 import subprocess, sys, tempfile, textwrap, time
 from collections.abc import Callable
 from typing import NamedTuple
