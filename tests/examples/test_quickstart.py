@@ -42,7 +42,8 @@ def runs_of(output):
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 def test_same_losses_and_smaller_pieces(devices):
-    output = run(devices)
+    """With the page's proofs: they hold on as many devices as the program runs on."""
+    output = run(devices, "\n".join(source for _, source in all_cells_of_page()))
     one, copies, pieces = runs_of(output)
     assert f"{devices} devices: cpu" in output
     assert len(one[0]) == 4 and one[0] == sorted(one[0], reverse=True)
@@ -83,11 +84,15 @@ def cells_of_program():
     return [cell.strip("\n") for cell in cells]
 
 
+def all_cells_of_page():
+    """(options, source) of each cell."""
+    found = CELL.findall(PAGE.read_text("utf-8"))
+    return [(options, source.strip("\n")) for options, source in found]
+
+
 def cells_of_page():
     """The page's cells that come from the program, by their tag."""
-    found = [
-        (options, source.strip("\n")) for options, source in CELL.findall(PAGE.read_text("utf-8"))
-    ]
+    found = all_cells_of_page()
     assert all("from-quickstart" in options or "proof" in options for options, _ in found)
     return [source for options, source in found if "from-quickstart" in options]
 
