@@ -1,4 +1,4 @@
-"""Programs compiled for a TPU whose traffic follows from their own lines (fixtures/make_known.py).
+"""Programs compiled for TPU and GPU whose traffic follows from their own lines (fixtures/make_known.py).
 
 The answers are worked out by hand, from the shapes there. X is 64 x 256 numbers, 65,536 bytes in float32.
 """
@@ -50,25 +50,38 @@ ANSWERS = {  # name: mesh, {(kind, axes, dtype): (executions, payload bytes, wir
 }  # fmt: skip
 
 
-def known(name):
-    return gzip.decompress((KNOWN / f"{name}.hlo.gz").read_bytes()).decode()
+# XLA for GPU puts the three values into one array first.
+FOR_GPU = {"three_sums": {("all-reduce", ("model",), "float32"): (1, 28 * 1024, 28 * 1024 * 3 / 2)}}
+BACKENDS = ("tpu", "gpu")
+
+
+def known(backend, name):
+    return gzip.decompress((KNOWN / backend / f"{name}.hlo.gz").read_bytes()).decode()
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_traffic_is_as_constructed(name):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_traffic_is_as_constructed(backend, name):
     mesh, answer = ANSWERS[name]
-    assert ms.collectives(known(name), mesh).by("kind", "axes", "dtype") == answer
+    if backend == "gpu":
+        answer = FOR_GPU.get(name, answer)
+    assert ms.collectives(known(backend, name), mesh).by("kind", "axes", "dtype") == answer
 
 
-def test_every_stored_program_has_an_answer():
-    assert {path.name.removesuffix(".hlo.gz") for path in KNOWN.iterdir()} == set(ANSWERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_stored_program_has_an_answer(backend):
+    stored = {path.name.removesuffix(".hlo.gz") for path in (KNOWN / backend).iterdir()}
+    assert stored == set(ANSWERS)
 
 
 def test_what_these_texts_are_there_for():
     """They hold what a parser could count twice, or miss."""
     for name in ("hidden_gathers", "hidden_in_a_loop"):
-        assert len(re.findall(r" all-gather(?:-start)?\(", known(name))) > 0
-    assert "AsyncCollectiveStart" in known("hidden_gathers")
-    fused = known("scattered_gradient")
+        assert len(re.findall(r" all-gather(?:-start)?\(", known("tpu", name))) > 0
+        assert len(re.findall(r" all-gather-start\(", known("gpu", name))) > 0
+    assert "AsyncCollectiveStart" in known("tpu", "hidden_gathers")
+    fused = known("tpu", "scattered_gradient")
     assert " reduce-scatter(" in fused or "all-reduce-scatter" in fused
-    assert " while(" in known("two_rounds") and "known_trip_count" not in known("two_rounds")
+    rounds = known("tpu", "two_rounds")
+    assert " while(" in rounds and "known_trip_count" not in rounds
+    assert " concatenate(" in known("gpu", "three_sums")
