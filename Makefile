@@ -125,17 +125,17 @@ colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… 
 matrix: venv ## run every notebook on Python 3.11, 3.12, 3.13, Colab's packages, the newest releases
 	@$(RUN) bookkit matrix $(if $(ONLY),--only $(ONLY))
 
-# libtpu lies in a folder of its own: nothing that is installed in $(VENV) sees it.
-LIBTPU := _build/libtpu
-second-compiler: venv ## compile the book's programs for TPU too (COMPARE=yes: write nothing; ONLY="NAME …")
-	@cmp -s requirements-tpu.txt $(LIBTPU)/requirements-tpu.txt || { \
+# They lie in a folder of their own: nothing that is installed in $(VENV) sees them.
+COMPILERS := _build/compilers
+second-compiler: venv ## compile the book's programs for TPU and GPU too (COMPARE=yes: write nothing; ONLY="NAME …")
+	@cmp -s requirements-compilers.txt $(COMPILERS)/requirements-compilers.txt || { \
 	  set -e; \
-	  echo "installing libtpu (210 MB, under Google Cloud's terms of service) into $(LIBTPU)"; \
-	  rm -rf $(LIBTPU); \
-	  $(BIN)/pip install --quiet $(PIP_OPTIONS) --no-deps --target $(LIBTPU) -r requirements-tpu.txt; \
-	  cp requirements-tpu.txt $(LIBTPU)/; \
+	  echo "installing compilers (470 MB, under the terms in requirements-compilers.txt) into $(COMPILERS)"; \
+	  rm -rf $(COMPILERS); \
+	  $(BIN)/pip install --quiet $(PIP_OPTIONS) --no-deps --target $(COMPILERS) -r requirements-compilers.txt; \
+	  cp requirements-compilers.txt $(COMPILERS)/; \
 	}
-	@$(RUN) bookkit second-compiler --libtpu $(LIBTPU) $(if $(ONLY),--only $(ONLY)) $(if $(COMPARE),--compare)
+	@$(RUN) bookkit second-compiler --compilers $(COMPILERS) $(if $(ONLY),--only $(ONLY)) $(if $(COMPARE),--compare)
 
 anchors: site ## see that published addresses still lead somewhere (ADD=yes: note the new ones)
 	@$(RUN) bookkit anchors $(if $(ADD),--update)

@@ -1,13 +1,13 @@
-# @title Helper: one program, compiled for CPU and for a TPU that is not here
-import hashlib, importlib.metadata as metadata, re
+# @title Helper: one program, compiled for machines that are not here
+import hashlib, importlib.metadata as metadata, math, re
 import jax.export
 
-def for_tpu(function, *inputs):
-    """The program lowered for TPU, with the numbers of its donated inputs."""
+def lowered_for(platform, function, *inputs):
+    """The program lowered for "tpu" or "cuda", with the numbers of its donated inputs."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     flags = jax.tree.leaves(jitted.trace(*inputs).args_info)
     donated = [i for i, info in enumerate(flags) if info.donated]
-    return jax.export.export(jitted, platforms=["tpu"])(*inputs), donated
+    return jax.export.export(jitted, platforms=[platform])(*inputs), donated
 
 def digest(lowered):
     """The same for the same program: of its text without files and lines."""
@@ -21,20 +21,24 @@ def sizes_of(lowered):
     sizes = re.findall(r'"(\w+)"=(\d+)', found[1]) if found else []
     return {name: int(size) for name, size in sizes} or {"all": lowered[0].nr_devices}
 
-def compiled_for_tpu(lowered, order=None):
-    """The program compiled by libtpu for a TPU v5e. Nothing runs, no TPU is needed."""
+def on_tpu_v5e(sizes):
+    """A grid of TPU v5e chips to compile for, laid along their network. None is here."""
     from jax.experimental import topologies
+    count = math.prod(sizes.values())
+    shape = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}[count]
+    one = dict(chips_per_host_bounds=(1, 1, 1)) if count == 1 else {}
+    devices = topologies.get_topology_desc(f"v5e:{shape}", "tpu", **one).devices
+    kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
+    axes = (*sizes.values(),), (*sizes,)
+    return jax.make_mesh(*axes, devices=devices, axis_types=kinds).devices
+
+def compiled_for(grid, lowered, order=None):
+    """The program compiled for a grid of devices that are not here. Nothing runs."""
     (exported, donated), sizes = lowered, sizes_of(lowered)
-    shape = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}[exported.nr_devices]
-    chips = f"v5e:{shape}"
-    one = dict(chips_per_host_bounds=(1, 1, 1)) if chips == "v5e:1x1" else {}
-    devices = topologies.get_topology_desc(chips, "tpu", **one).devices
+    if order:  # of the devices, where the program's mesh has its own
+        grid = grid.ravel()[order].reshape(grid.shape)
     for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
-        mesh = jax.make_mesh((*sizes.values(),), (*sizes,), devices=devices,
-                             axis_types=(kind,) * len(sizes))
-        if order:  # of the devices, where the program's mesh has its own
-            shuffled = mesh.devices.ravel()[order].reshape(mesh.devices.shape)
-            mesh = jax.sharding.Mesh(shuffled, (*sizes,), axis_types=mesh.axis_types)
+        mesh = jax.sharding.Mesh(grid, (*sizes,), axis_types=(kind,) * len(sizes))
         try:
             places = exported.in_shardings_jax(mesh)
         except ValueError:
@@ -48,12 +52,13 @@ def compiled_for_tpu(lowered, order=None):
     with jax.set_mesh(mesh):
         return jax.jit(call, donate_argnums=donated).lower(*leaves).compile()
 
-def both_compilers(name, function, *inputs):
-    """Prints and returns what a device sends in function(*inputs), for CPU and for TPU.
+def three_compilers(name, function, *inputs):
+    """Prints and returns what a device sends in function(*inputs), by compiler.
 
-    For TPU v5e from STORED, or compiled now where the same libtpu is installed.
+    For TPU v5e and H100 from STORED, for TPU compiled now where the same libtpu is.
     """
-    lowered, about, stored = for_tpu(function, *inputs), STORED["about"], STORED[name]
+    lowered, stored = lowered_for("tpu", function, *inputs), STORED[name]
+    about = STORED["about"]
     if (jax.__version__, metadata.version("flax")) == (about["jax"], about["flax"]):
         same = digest(lowered) == stored["hash"]
         assert same, f"{name} is another program than the stored: make second-compiler"
@@ -67,9 +72,11 @@ def both_compilers(name, function, *inputs):
     found = {"for CPU": sent(jitted.lower(*inputs).compile())}
     here = [one.version for one in metadata.distributions(name="libtpu")]
     if about["libtpu"] in here:
-        found["for TPU v5e, now"] = sent(compiled_for_tpu(lowered))
+        compiled = compiled_for(on_tpu_v5e(sizes), lowered)
+        found["for TPU v5e, now"] = sent(compiled)
     else:
-        found[f"for TPU v5e, on {about['date']}"] = stored["sent"]
+        found[f"for TPU v5e, on {about['date']}"] = stored["tpu"]
+    found[f"for H100, on {about['date']}"] = stored["gpu"]
     for compiler, moves in found.items():
         print(f"compiled {compiler}, each device sends")
         for kind, axes, dtype, size in moves:

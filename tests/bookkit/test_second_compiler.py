@@ -57,7 +57,7 @@ says = "A sum of columns is reduced once (payload)."
 value = "payload('sums')"
 holds = "value == 64 and kinds('sums') == 'all-reduce'"
 """
-PAGE = """# Two compilers
+PAGE = """# Three compilers
 
 <!-- made by bookkit second-compiler: summary -->
 <!-- end of summary -->
@@ -87,7 +87,7 @@ def toy(folder, shown=SHOWN, table=TABLE):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A toy book whose programs were stored; what the compiler for TPU made is what CPU's did."""
+    """A toy book whose programs were stored; what the other compilers made is what CPU's did."""
     book = toy(tmp_path_factory.mktemp("book"))
     asked = load_table(book)
     found, problems = second_compiler.noted(book, list(asked.programs.values()), None)
@@ -98,6 +98,7 @@ def stored(tmp_path_factory):
             "after": "sums",
             **entry,
             "tpu": entry["cpu"],
+            "gpu": entry["cpu"],
             "code": digest_of_code(book, asked.programs[name]),
         }
         for name, entry in found.items()
@@ -105,6 +106,7 @@ def stored(tmp_path_factory):
     about = {
         **second_compiler.releases(),
         "libtpu": "1",
+        "jax-cuda13-pjrt": "2",
         "topology": "v5e:2x4",
         "date": "2026-11-22",
     }
@@ -229,9 +231,22 @@ def test_a_cell_that_is_not_there_is_named(book):
         load_table(Book(book.root))
 
 
-def test_without_libtpu_compiling_says_what_to_do(book, tmp_path):
-    with pytest.raises(Problem, match=r"holds no libtpu: `make second-compiler`"):
-        second_compiler.compile_all(book, load_table(book), tmp_path / "nowhere", [], 1)
+@pytest.mark.parametrize("missing", second_compiler.OTHER_COMPILERS)
+def test_without_a_compiler_compiling_says_what_to_do(book, tmp_path, missing):
+    for name in second_compiler.OTHER_COMPILERS:
+        if name != missing:
+            (tmp_path / f"{name.replace('-', '_')}-1.0.dist-info").mkdir()
+    with pytest.raises(Problem, match=rf"holds no {missing}: `make second-compiler`"):
+        second_compiler.compile_all(book, load_table(book), tmp_path, [], 1)
+
+
+def test_a_program_does_not_follow_a_proof(tmp_path):
+    """Proofs are not run, so it would be left out, and what was stored would stand for ever."""
+    book = toy(tmp_path)
+    source = book.source("book/01-toy")
+    source.write_text(source.read_text().replace("id-sums", "proof, id-sums"))
+    with pytest.raises(Problem, match=r"id-sums, which book/01-toy.md does not run"):
+        load_table(book)
 
 
 def test_proofs_exercises_and_comparisons_are_not_run(tmp_path):
@@ -245,7 +260,7 @@ def test_proofs_exercises_and_comparisons_are_not_run(tmp_path):
                     "# A toy",
                     code("# @title Checked: x\nassert 0", "proof", "hide-cell", "id-p"),
                     code("answer_a = None", "exercise-a"),
-                    code("both_compilers('a', f)", "id-b"),
+                    code("three_compilers('a', f)", "id-b"),
                     code("STORED = {}", "stored-rows", "hide-cell"),
                     code("y = 1", "id-c"),
                 ]
@@ -269,20 +284,25 @@ def program(*moves, refused="", temporaries=0):
     )
 
 
-TWO = {
+THREE = {
     "a": {
         "cpu": program(
             ("all-gather", ["data"], "float32", 2, 64, 56),
             ("all-reduce", ["model"], "float32", 1, 8, 12),
         ),
         "tpu": program(("all-gather", ["data"], "bfloat16", None, None, None)),
+        "gpu": program(("all-gather", ["data"], "float32", 2, 64, 56)),
     },
-    "b": {"cpu": program(temporaries=5), "tpu": program(refused="too large")},
+    "b": {
+        "cpu": program(temporaries=5),
+        "tpu": program(refused="too large"),
+        "gpu": program(temporaries=7),
+    },
 }
 
 
 def test_what_claims_are_measured_with():
-    on_cpu, on_tpu = (Measured(TWO, compiler) for compiler in ("cpu", "tpu"))
+    on_cpu, on_tpu = (Measured(THREE, compiler) for compiler in ("cpu", "tpu"))
     assert (
         on_cpu.sent("a"),
         on_cpu.sent("a", "all-gather"),
@@ -315,30 +335,45 @@ def claim(value, holds, **more):
 @pytest.mark.parametrize(
     ("one", "says"),
     [
-        (claim("sent('a')", "value == 68", why="It differs."), None),
-        (claim("sent('a')", "value == 68"), r"does not hold for TPU \(unknown\): say `why`"),
+        (claim("sent('a')", "value == 68", why="It differs.", why_gpu="It, too."), None),
+        (
+            claim("sent('a')", "value == 68", why="It differs."),
+            r"does not hold for GPU \(56\): say `why_gpu`",
+        ),
+        (
+            claim("sent('a')", "value == 68", why_gpu="It, too."),
+            r"does not hold for TPU \(unknown\): say `why`",
+        ),
+        (
+            claim("sent('a')", "value == 68", why="It differs.", not_for_gpu="not compiled."),
+            None,
+        ),
         (claim("sent('a')", "value == 1", why="It differs."), r"does not hold for CPU: 68"),
         (claim("kinds('a')", "'all-gather' in value"), None),
         (claim("kinds('a')", "'all-gather' in value", why="It differs."), r"holds for TPU as well"),
+        (
+            claim("kinds('a')", "'all-gather' in value", why_gpu="It differs."),
+            r"holds for GPU as well: take its `why_gpu` out",
+        ),
         (claim("refused('b') or 0", "refused('b')", about="tpu"), None),
         (claim("sent('a')", "value == 1", about="tpu"), r"does not hold for TPU"),
     ],
 )
-def test_claims_are_judged_on_both(one, says):
+def test_claims_are_judged_on_each(one, says):
     asked = second_compiler.Asked({}, [one])
-    problems = second_compiler.misjudged(judge(asked, TWO))
+    problems = second_compiler.misjudged(judge(asked, THREE))
     assert bool(problems) == bool(says)
     assert not says or re.search(says, problems[0])
 
 
 def test_an_expression_that_fails_is_named():
     with pytest.raises(Problem, match=r"'sent\(' of the claim 'It is so.': SyntaxError"):
-        judge(second_compiler.Asked({}, [claim("sent(", "True")]), TWO)
+        judge(second_compiler.Asked({}, [claim("sent(", "True")]), THREE)
 
 
 def test_differences_are_listed_by_claim():
     asked = second_compiler.Asked({}, [claim("kinds('a')", "'all-gather' in value")])
-    old = {"about": {"jax": "1", "date": "x"}, "programs": json.loads(json.dumps(TWO))}
+    old = {"about": {"jax": "1", "date": "x"}, "programs": json.loads(json.dumps(THREE))}
     for entry in old["programs"].values():
         entry["hash"] = "0"
     new = json.loads(json.dumps(old))
@@ -353,6 +388,32 @@ def test_differences_are_listed_by_claim():
 
 
 @pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (claim("kinds('a')", "'all-gather' in value"), "holds"),
+        (
+            claim("kinds('a')", "'all-gather' in value", not_for_gpu="not compiled."),
+            "holds. GPU: not compiled.",
+        ),
+        (claim("sent('a')", "value == 68", why="So.", why_gpu="So."), "differs. So."),
+        (
+            claim("sent('a')", "value == 68", why="So.", why_gpu="Not so."),
+            "TPU: differs. So. GPU: differs. Not so.",
+        ),
+        (claim("dtypes('a')", "value == 'float32'", why="So."), "TPU: differs. So."),
+        (claim("dtypes('a')", "value == 'bfloat16'", about="tpu"), "holds on TPU only"),
+        (
+            claim("payload('a', 'all-reduce')", "value == 0", about="gpu"),
+            "holds on TPU and GPU only",
+        ),
+    ],
+)
+def test_where_a_claim_holds_in_words(one, text):
+    [judged] = judge(second_compiler.Asked({}, [one]), THREE)
+    assert second_compiler.verdict(judged) == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [(12345, "12,345"), (1.5, "1.50"), ([1, "x"], "1, x"), (None, "unknown"), (True, "yes")],
 )
@@ -364,7 +425,7 @@ def test_the_page_is_written_and_found_out_of_date(book):
     text = book.source("book/two-compilers").read_text()
     assert (
         "### A toy" in text
-        and "| A sum of columns is reduced once (payload). | `64` | `64` | holds |" in text
+        and "| A sum of columns is reduced once (payload). | `64` | `64` | `64` | holds |" in text
     )
     book.source("book/two-compilers").write_text(text.replace("`64`", "`65`"))
     with pytest.raises(Problem, match=r"two-compilers.md is out of date"):
@@ -375,7 +436,7 @@ def test_the_page_is_written_and_found_out_of_date(book):
 
 
 def test_a_notebook_carries_the_rows_that_its_cells_name(stored):
-    page = code("", "stored-rows", "hide-cell") + '\n\nboth_compilers("sums", column_sums, x)\n'
+    page = code("", "stored-rows", "hide-cell") + '\n\nthree_compilers("sums", column_sums, x)\n'
     filled = with_shared_cells(page, {}, "book/01-toy.md", stored_cell(stored, [page]))
     assert filled == with_shared_cells(filled, {}, "book/01-toy.md", stored_cell(stored, [filled]))
     source = filled.split("```")[1].split("\n\n", 1)[1]
@@ -384,7 +445,8 @@ def test_a_notebook_carries_the_rows_that_its_cells_name(stored):
     entry = load_rows(stored)["programs"]["sums"]
     assert names["STORED"]["sums"] == {
         "hash": entry["hash"],
-        "sent": [["all-reduce", "data", "float32", 112]],
+        "tpu": [["all-reduce", "data", "float32", 112]],
+        "gpu": [["all-reduce", "data", "float32", 112]],
     }
     assert names["STORED"]["about"]["date"] == "2026-11-22" and "compiled" not in names["STORED"]
 
@@ -413,7 +475,10 @@ def test_stored_with_the_pinned_releases():
         assert re.search(rf"^{name}=={re.escape(about[name])}\b", pinned, re.M), (
             f"run `make second-compiler`: {name}"
         )
-    assert f"libtpu=={about['libtpu']}\n" in (ROOT / "requirements-tpu.txt").read_text("utf-8")
+    installed = (ROOT / "requirements-compilers.txt").read_text("utf-8")
+    for name in second_compiler.OTHER_COMPILERS:
+        assert f"{name}=={about[name]}\n" in installed
+    assert about["jax-cuda13-pjrt"] == about["jaxlib"]
     if importlib.metadata.version("jax") == about["jax"]:
         wants = [
             need for need in importlib.metadata.requires("jax") or [] if need.startswith("libtpu")

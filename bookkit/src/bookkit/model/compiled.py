@@ -1,4 +1,4 @@
-"""Programs of the book compiled a second time, for TPU; what was stored of them, and the claims.
+"""Programs of the book compiled again, for TPU and GPU; what was stored of them, and the claims.
 
 book/compiled/claims.toml says which programs, and what the book claims of them; book/compiled/rows.json
 what each compiler made of them. `bookkit second-compiler` writes the second from the first.
@@ -18,7 +18,7 @@ from typing import Any
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import EXERCISE_PARTS, Cell, load_chapter
 
-COMPILERS = ("cpu", "tpu")
+COMPILERS = ("cpu", "tpu", "gpu")
 STORED_TAG = "stored-rows"  # of the folded cell that `bookkit sync` fills
 
 
@@ -50,9 +50,15 @@ class Comparison:
     says: str  # one sentence, of the program that the CPU's compiler makes
     value: str  # Python that measures it on one compiler's rows, by the names of NAMES
     holds: str  # Python that judges `value`
-    why: str = ""  # one sentence, where the compilers differ
+    why: str = ""  # of TPU, where it does not hold there
+    why_gpu: str = ""  # of GPU
+    not_for_gpu: str = ""  # one sentence, where the program was not compiled for GPU
     strip: str = ""  # the slug of the proof on the page, if it has one
     about: str = "cpu"  # the compiler that the page says it of
+
+    def reason(self, compiler: str) -> str:
+        """What the page says where the claim does not hold for a compiler."""
+        return self.why_gpu if compiler == "gpu" else self.why
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,11 @@ def cells_before(book: Book, program: Program) -> list[Cell]:
     """
     chapter = load_chapter(book.source(program.page))
     last = chapter.named(program.after)
-    if last is None:
+    if last not in chapter.shown:
+        fault = "does not run: proofs are left out" if last else "does not have"
         raise Problem(
             f"book/compiled/claims.toml: program {program.name} asks for the cell "
-            f"id-{program.after}, which {program.page}.md does not have"
+            f"id-{program.after}, which {program.page}.md {fault}"
         )
     return [
         cell
@@ -100,7 +107,7 @@ def cells_before(book: Book, program: Program) -> list[Cell]:
         if cell.index <= last.index
         and not any(cell.tagged(part) for part in EXERCISE_PARTS)
         and not {"raises-exception", STORED_TAG} & set(cell.tags)
-        and "both_compilers(" not in cell.source
+        and "three_compilers(" not in cell.source
     ]
 
 
@@ -196,15 +203,17 @@ class Judged:
 
     claim: Comparison
     values: dict[str, Any]
-    holds: dict[str, bool]
+    holds: dict[str, bool]  # by compiler that it was compiled with
 
 
 def judge(asked: Asked, programs: Mapping[str, Any]) -> list[Judged]:
-    """Every claim on both compilers."""
+    """Every claim on each compiler."""
     found = []
     for claim in asked.claims:
         values, holds = {}, {}
         for compiler in COMPILERS:
+            if compiler == "gpu" and claim.not_for_gpu:
+                continue
             measured = Measured(programs, compiler)
             public = {name: getattr(measured, name) for name in dir(measured) if name[:1].isalpha()}
             values[compiler] = evaluate(claim, claim.value, public)
@@ -243,25 +252,28 @@ def as_shown(value: Any) -> str:
 
 
 def stored_cell(book: Book, sources: Iterable[str]) -> str:
-    """The cell with what the compiler for TPU made of the programs that a page's code names.
+    """The cell with what other compilers made of the programs that a page's code names.
 
-    It travels inside the notebook, so that the page shows the same without libtpu.
+    It travels inside the notebook, so that the page shows the same without them.
     """
     rows, text = load_rows(book), "\n".join(sources)
     about = {name: rows["about"].get(name) for name in ("jax", "flax", "libtpu", "date")}
     lines = [
-        "# @title Stored: what the compiler for TPU made of programs of this page",
+        "# @title Stored: what other compilers made of programs of this page",
         "STORED = {'about': {",
         *(f"    {name!r}: {known!r}," for name, known in about.items()),
         "}}",
     ]
     for name, program in rows["programs"].items():
-        if f'both_compilers("{name}"' in text:
-            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r}, 'sent': [")
-            for row in program["tpu"].get("moves", []):
-                sent = [row["kind"], " ".join(row["axes"]), row["dtype"], row["wire"]]
-                lines.append(f"    {sent},")
-            lines.append("]}")
+        if f'three_compilers("{name}"' in text:
+            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r},")
+            for compiler in ("tpu", "gpu"):
+                lines.append(f"    {compiler!r}: [")
+                for row in program[compiler].get("moves", []):
+                    sent = [row["kind"], " ".join(row["axes"]), row["dtype"], row["wire"]]
+                    lines.append(f"        {sent},")
+                lines.append("    ],")
+            lines.append("}")
         elif f'STORED["{name}"]["refused"]' in text:
             lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r}, 'refused': (")
             words = textwrap.wrap(program["tpu"]["refused"], 76, drop_whitespace=False)

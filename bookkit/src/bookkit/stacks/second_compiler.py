@@ -1,16 +1,16 @@
-"""Compile the programs that the book makes claims of for TPU too, and store what became of them.
+"""Compile the programs that the book makes claims of for TPU and GPU too, and store what became of them.
 
-    bookkit second-compiler --libtpu DIR            compile all afresh, write book/compiled/rows.json
-    bookkit second-compiler --libtpu DIR --only NAME …    some programs, by name
-    bookkit second-compiler --libtpu DIR --compare  write nothing; list what differs, by claim
+    bookkit second-compiler --compilers DIR            compile all afresh, write book/compiled/rows.json
+    bookkit second-compiler --compilers DIR --only NAME …    some programs, by name
+    bookkit second-compiler --compilers DIR --compare  write nothing; list what differs, by claim
     bookkit second-compiler --page                  write the page's tables from what is stored
-    bookkit second-compiler --check                 no libtpu: is every stored program still the page's?
+    bookkit second-compiler --check                 without them: is each stored program still the page's?
     bookkit second-compiler --check --note          and write down which code makes the same program
 
 book/compiled/claims.toml lists programs and claims. A page's cells are run on eight simulated devices
 up to the cell that a program follows; the program is lowered for TPU, which needs no TPU compiler, and
 its text is hashed. `--check` runs no page whose code is as it was when its programs were stored.
-DIR is where libtpu was installed (`make second-compiler` does so, into _build/libtpu).
+DIR is where requirements-compilers.txt was installed (`make second-compiler` does so).
 """
 
 from __future__ import annotations
@@ -42,23 +42,27 @@ from bookkit.model.compiled import (
 )
 from bookkit.run.cells import as_jobs, run_jobs
 from bookkit.stacks.record import fill
-from bookkit.stacks.two_programs import LIBTPU
+from bookkit.stacks.two_programs import OTHERS
 
 CLAIMS_PAGE = "book/two-compilers"
 LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
+OTHER_COMPILERS = ("libtpu", "jax-cuda13-pjrt")  # as they are installed
 TOPOLOGY = "v5e:2x4"  # with eight devices; the shared cell compilers.py has the others
 COMMAND = "make second-compiler"
+NAMES = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
 
 
 def releases() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in LOWERED_BY}
 
 
-def version_of_libtpu(folder: Path) -> str:
-    found = sorted(folder.glob("libtpu-*.dist-info"))
+def version_of(compiler: str, folder: Path) -> str:
+    found = sorted(folder.glob(f"{compiler.replace('-', '_')}-*.dist-info"))
     if not found:
-        raise Problem(f"{folder} holds no libtpu: `{COMMAND}` installs it there, or give --libtpu")
-    return found[0].name.removeprefix("libtpu-").removesuffix(".dist-info")
+        raise Problem(
+            f"{folder} holds no {compiler}: `{COMMAND}` installs it there, or give --compilers"
+        )
+    return found[0].name.removesuffix(".dist-info").rpartition("-")[2]
 
 
 def with_devices(source: str, devices: int) -> str:
@@ -91,13 +95,13 @@ def job(book: Book, programs: Sequence[Program], folder: Path) -> dict[str, Any]
 
 
 def noted(
-    book: Book, programs: Sequence[Program], libtpu: Path | None, workers: int = 2
+    book: Book, programs: Sequence[Program], others: Path | None, workers: int = 2
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Run the pages of these programs; by program what each compiler made of it, and what failed."""
-    if libtpu is None:
-        os.environ.pop(LIBTPU, None)
+    if others is None:
+        os.environ.pop(OTHERS, None)
     else:
-        os.environ[LIBTPU] = str(libtpu.resolve())
+        os.environ[OTHERS] = str(others.resolve())
     together: dict[tuple[str, int], list[Program]] = {}  # in one process
     for program in programs:
         together.setdefault((program.page, program.devices), []).append(program)
@@ -122,10 +126,10 @@ def noted(
 
 
 def compile_all(
-    book: Book, asked: Asked, libtpu: Path, only: Sequence[str], workers: int
+    book: Book, asked: Asked, others: Path, only: Sequence[str], workers: int
 ) -> tuple[dict[str, Any], list[str]]:
     """What rows.json should hold, and what failed; of that it keeps what was stored."""
-    version = version_of_libtpu(libtpu)
+    versions = {name: version_of(name, others) for name in OTHER_COMPILERS}
     stored, here = load_rows(book), releases()
     unknown = set(only) - set(asked.programs)
     if unknown:
@@ -133,10 +137,10 @@ def compile_all(
             f"No programs: {', '.join(sorted(unknown))}; claims.toml has {[*asked.programs]}"
         )
     chosen = [program for name, program in asked.programs.items() if not only or name in only]
-    about = {**here, "libtpu": version, "topology": TOPOLOGY}
+    about = {**here, **versions, "topology": TOPOLOGY}
     if only and stored["about"] and {**stored["about"], "date": ""} != {**about, "date": ""}:
         raise Problem(f"The rest was compiled with other releases: `{COMMAND}` compiles all anew.")
-    found, problems = noted(book, chosen, libtpu, workers)
+    found, problems = noted(book, chosen, others, workers)
     programs = {
         name: {
             "page": program.page,
@@ -165,18 +169,29 @@ def as_text(data: dict[str, Any]) -> str:
 
 def table(judged: Sequence[Judged], book: Book) -> str:
     """The claims of one page. Numbers are code, which no catalogue has to translate."""
-    lines = ["| claim | CPU | TPU v5e | on TPU |", "|---|---|---|---|"]
+    lines = ["| claim | CPU | TPU v5e | H100 | elsewhere |", "|---|---|---|---|---|"]
     for one in judged:
         claim = one.claim
         says = claim.says
         if claim.strip:
             says += f" ([strip]({book.page_url(claim.page)}#checked-{claim.strip}))"
-        cells = [f"`{as_shown(one.values[compiler])}`" for compiler in COMPILERS]
-        verdict = f"differs. {claim.why}"
-        if one.holds["tpu"]:
-            verdict = "holds" if one.holds["cpu"] else "holds there only"
-        lines.append(f"| {says} | {cells[0]} | {cells[1]} | {verdict} |")
+        values = {compiler: f"`{as_shown(value)}`" for compiler, value in one.values.items()}
+        cells = [values.get(compiler, "") for compiler in COMPILERS]
+        lines.append(f"| {says} | {' | '.join(cells)} | {verdict(one)} |")
     return "\n".join(lines)
+
+
+def verdict(one: Judged) -> str:
+    """Where a claim holds, and why not elsewhere."""
+    claim, found = one.claim, one.holds
+    if all(found.values()):
+        return f"holds. GPU: {claim.not_for_gpu}" if claim.not_for_gpu else "holds"
+    if not found["cpu"]:
+        return f"holds on {' and '.join(NAMES[name] for name, held in found.items() if held)} only"
+    if claim.why == claim.why_gpu:
+        return f"differs. {claim.why}"
+    differing = [name for name, held in found.items() if not held]
+    return " ".join(f"{NAMES[name]}: differs. {claim.reason(name)}" for name in differing)
 
 
 def tables(book: Book, judged: Sequence[Judged]) -> str:
@@ -193,11 +208,13 @@ def tables(book: Book, judged: Sequence[Judged]) -> str:
 
 
 def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
-    hold = sum(all(one.holds.values()) for one in judged)
+    holding = [sum(one.holds.get(compiler, False) for one in judged) for compiler in COMPILERS]
+    everywhere = sum(all(one.holds.values()) for one in judged)
     return (
-        f"{len(judged)} claims, of {count} programs: {hold} hold on both compilers, "
-        f"{len(judged) - hold} on one. Compiled on {about['date']} with JAX {about['jax']} for CPU, and "
-        f"for TPU v5e with libtpu {about['libtpu']}: 16 chips as 4×4, 8 as 2×4, 4 as 2×2."
+        f"{len(judged)} claims, of {count} programs: {everywhere} hold on all three compilers, "
+        f"{holding[1]} on TPU and {holding[2]} on GPU. Compiled on {about['date']} with JAX "
+        f"{about['jax']} for CPU; for TPU v5e with libtpu {about['libtpu']}, 16 chips as 4×4, 8 as 2×4, "
+        f"4 as 2×2; for H100 with jax-cuda13-pjrt {about['jax-cuda13-pjrt']}, eight in a server."
     )
 
 
@@ -230,11 +247,19 @@ def misjudged(judged: Sequence[Judged]) -> list[str]:
         if not one.holds[about]:
             value = as_shown(one.values[about])
             problems.append(f"{says} does not hold for {about.upper()}: {value}")
-        elif one.holds["tpu"] and one.claim.why:
-            problems.append(f"{says} holds for TPU as well: take its `why` out")
-        elif not one.holds["tpu"] and not one.claim.why:
-            value = as_shown(one.values["tpu"])
-            problems.append(f"{says} does not hold for TPU ({value}): say `why` in one sentence")
+            continue
+        for compiler in ("tpu", "gpu"):
+            if compiler not in one.holds:
+                continue
+            name, reason = NAMES[compiler], one.claim.reason(compiler)
+            field = "why_gpu" if compiler == "gpu" else "why"
+            if one.holds[compiler] and reason:
+                problems.append(f"{says} holds for {name} as well: take its `{field}` out")
+            elif not one.holds[compiler] and not reason and about == "cpu":
+                value = as_shown(one.values[compiler])
+                problems.append(
+                    f"{says} does not hold for {name} ({value}): say `{field}` in one sentence"
+                )
     return problems
 
 
@@ -294,7 +319,7 @@ def check(book: Book, workers: int = 2, note: bool = False) -> str:
         problems += failed
         problems += [
             f"{one.page}.md: the program {one.name} (after the cell id-{one.after}) is another than "
-            f"the one that was compiled for TPU: run `{COMMAND}`, read what differs, commit "
+            f"the one that was compiled for TPU and GPU: run `{COMMAND}`, read what differs, commit "
             "book/compiled/rows.json"
             for one in doubtful
             if one not in same
@@ -327,11 +352,12 @@ def changed_since(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> lis
     for one in judge(asked, new["programs"]):
         was = before[one.claim.page, one.claim.says]
         for compiler in COMPILERS:
-            if one.values[compiler] != was.values[compiler]:
+            if one.values.get(compiler) != was.values.get(compiler):
                 turned = "" if one.holds == was.holds else " — it holds no longer as stored"
                 lines.append(
                     f"claim: {one.claim.page}: {one.claim.says} {compiler.upper()}: "
-                    f"{as_shown(was.values[compiler])} → {as_shown(one.values[compiler])}{turned}"
+                    f"{as_shown(was.values.get(compiler))} → "
+                    f"{as_shown(one.values.get(compiler))}{turned}"
                 )
     for name, entry in new["programs"].items():
         for part in ("hash", *COMPILERS):
@@ -344,11 +370,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(
         prog="bookkit second-compiler", description=__doc__.split("\n")[0]
     )
-    options.add_argument("--libtpu", type=Path, metavar="DIR", help="where libtpu is installed")
+    options.add_argument(
+        "--compilers", type=Path, metavar="DIR", help="where those for TPU and GPU are installed"
+    )
     options.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these programs")
     options.add_argument("--compare", action="store_true", help="write nothing, say what differs")
     options.add_argument("--page", action="store_true", help="write the page from what is stored")
-    options.add_argument("--check", action="store_true", help="without libtpu: is all up to date?")
+    options.add_argument("--check", action="store_true", help="without compiling: is all up to date?")
     options.add_argument("--note", action="store_true", help="with --check: keep what was seen")
     options.add_argument("--workers", type=int, default=2, help="pages at a time (2)")
     chosen, book = options.parse_args(arguments), Book()
@@ -358,11 +386,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.page:
         main_page(book)
         return 0
-    if chosen.libtpu is None:
-        raise Problem(f"Give --libtpu DIR, where libtpu is installed, or run `{COMMAND}`.")
+    if chosen.compilers is None:
+        raise Problem(f"Give --compilers DIR, where they are installed, or run `{COMMAND}`.")
     asked = load_table(book)
     old = load_rows(book)
-    new, problems = compile_all(book, asked, chosen.libtpu, chosen.only, chosen.workers)
+    new, problems = compile_all(book, asked, chosen.compilers, chosen.only, chosen.workers)
     if not chosen.compare:
         rows_path(book).write_text(as_text(new), "utf-8")  # minutes of compiling
     if problems:

@@ -1,8 +1,9 @@
-"""Inside the process that runs a page's cells: one of its programs, compiled for CPU and for TPU.
+"""Inside the process that runs a page's cells: one of its programs, compiled for CPU, TPU and GPU.
 
 A job of bookkit/run/cells.py runs, after a page's own cells, a cell that calls `note`. It evaluates
-the code that makes the program, lowers that for TPU, and writes what each compiler made of it.
-libtpu is only looked for where BOOK_LIBTPU says; without it the program is lowered, not compiled.
+the code that makes the program, lowers that for each machine, and writes what each compiler made of it.
+The compilers for TPU and GPU are only looked for where BOOK_OTHER_COMPILERS says; without them the
+program is lowered for TPU, to be hashed, and not compiled for either.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import os
 import sys
 import types
@@ -17,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-LIBTPU = "BOOK_LIBTPU"  # the folder that libtpu was installed into
+OTHERS = "BOOK_OTHER_COMPILERS"  # the folder that libtpu and XLA's GPU plugin were installed into
+TARGET = "h100.txtpb"  # in book/compiled: what XLA is told of the GPU that it compiles for
 QUIET = {  # libtpu asks no cloud where it is, and writes no logs into /tmp
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -41,7 +44,7 @@ class Recorder:
     """jax.jit, which notes what is lowered while code makes a program."""
 
     def __init__(self, jit: Callable[..., Any], lower: Callable[..., Any]) -> None:
-        self.jit, self.to_tpu = jit, lower
+        self.jit, self.elsewhere = jit, lower
         self.seen: list[tuple[Any, list[int] | None, Any]] = []
 
     def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -54,7 +57,7 @@ class Recorder:
         def lower(*inputs: Any) -> Any:
             jitted.lower = plain
             found = plain(*inputs)
-            self.seen.append((self.to_tpu(jitted, *inputs), order_of(inputs), found))
+            self.seen.append((self.elsewhere(jitted, *inputs), order_of(inputs), found))
             return found
 
         jitted.lower = lower
@@ -96,7 +99,7 @@ def evaluated(code: str, names: dict[str, Any]) -> Any:
 
 
 def made(code: str, names: dict[str, Any], lower: Callable[..., Any]) -> tuple[Any, Any, Any]:
-    """The program lowered for TPU, the order of its devices, and the one compiled for CPU."""
+    """The program as `lower` lowers it, the order of its devices, and the one compiled for CPU."""
     import jax
 
     with recording(lower) as recorder:
@@ -137,15 +140,28 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
     }
 
 
-def compiled_for_tpu(tools: dict[str, Any], lowered: Any, order: Any, mesh: Any) -> dict[str, Any]:
+def on_h100(sizes: dict[str, int], root: Path) -> Any:
+    """A grid of H100 to compile for, eight in each server. None is here, nor its driver."""
+    import jax
+    import jax_plugins.xla_cuda13
+    import numpy as np
+    from jax.experimental import topologies
+
+    with contextlib.suppress(RuntimeError):  # registered already
+        jax_plugins.xla_cuda13.initialize()
+    count = math.prod(sizes.values())
+    target = (root / "book" / "compiled" / TARGET).read_text("utf-8")
+    shape = f"1x{max(count // 8, 1)}x{min(count, 8)}"  # networks, servers in each, devices in each
+    found = topologies.get_topology_desc(platform="cuda", topology=shape, target_config=target)
+    return np.array(found.devices).reshape(*sizes.values())
+
+
+def elsewhere(grid: Callable[[], Any], compile_for: Callable[[Any], Any], mesh: Any) -> dict[str, Any]:
+    """What another machine's compiler made of a program, or said in place of one."""
     import jax
 
-    folder = os.environ[LIBTPU]
-    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    if folder not in sys.path:
-        sys.path.append(folder)
     try:
-        return account(tools["compiled_for_tpu"](lowered, order), mesh)
+        return account(compile_for(grid()), mesh)
     except jax.errors.JaxRuntimeError as error:
         return {"refused": str(error).strip().splitlines()[0]}
 
@@ -155,11 +171,27 @@ def note(root: str, code: str, target: str) -> None:
     import jax
 
     page: types.ModuleType = sys.modules["__main__"]
-    tools = helpers(Path(root))
-    lowered, order, on_cpu = made(code, page.__dict__, tools["for_tpu"])
-    sizes = tools["sizes_of"](lowered)
+    tools, others = helpers(Path(root)), os.environ.get(OTHERS)
+    platforms = ("tpu", "cuda") if others else ("tpu",)
+
+    def lower(function: Callable[..., Any], *inputs: Any) -> dict[str, Any]:
+        return {name: tools["lowered_for"](name, function, *inputs) for name in platforms}
+
+    lowered, order, on_cpu = made(code, page.__dict__, lower)
+    sizes = tools["sizes_of"](lowered["tpu"])
     mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    found = {"hash": tools["digest"](lowered), "mesh": sizes, "cpu": account(on_cpu, mesh)}
-    if os.environ.get(LIBTPU):
-        found["tpu"] = compiled_for_tpu(tools, lowered, order, mesh)
+    found = {"hash": tools["digest"](lowered["tpu"]), "mesh": sizes, "cpu": account(on_cpu, mesh)}
+    if others:
+        os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+        if others not in sys.path:
+            sys.path.append(others)
+        grids = {
+            "tpu": ("tpu", lambda: tools["on_tpu_v5e"](sizes)),
+            "gpu": ("cuda", lambda: on_h100(sizes, Path(root))),
+        }
+        for compiler, (platform, grid) in grids.items():
+            program = lowered[platform]
+            found[compiler] = elsewhere(
+                grid, lambda grid: tools["compiled_for"](grid, program, order), mesh
+            )
     Path(target).write_text(json.dumps(found), "utf-8")
