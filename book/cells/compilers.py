@@ -3,7 +3,7 @@ import hashlib, importlib.metadata as metadata, math, re
 import jax.export
 
 def lowered_for(platform, function, *inputs):
-    """The program lowered for "tpu" or "cuda", with the numbers of its donated inputs."""
+    """The program lowered for "tpu" or "cuda", with the numbers of donated inputs."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     flags = jax.tree.leaves(jitted.trace(*inputs).args_info)
     donated = [i for i, info in enumerate(flags) if info.donated]
@@ -22,7 +22,7 @@ def sizes_of(lowered):
     return {name: int(size) for name, size in sizes} or {"all": lowered[0].nr_devices}
 
 def on_tpu_v5e(sizes):
-    """A grid of TPU v5e chips to compile for, laid along their network. None is here."""
+    """A grid of TPU v5e chips to compile for, along their network. None is here."""
     from jax.experimental import topologies
     count = math.prod(sizes.values())
     shape = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}[count]

@@ -239,7 +239,7 @@ PAGES = [
     ("same-next-time", ran(printed("12:34:56"), tags=["timing"]), ran(printed("12:34:56")), "time of day"),
     ("same-next-time", ran(), ran(printed("/tmp/ipykernel_12/3.py")), "temporary path"),
     ("same-next-time", ran(printed("2026")), ran(printed("2026-11-20")), "date"),
-    ("same-next-time", ran(printed("compiled for TPU v5e, on 2026-11-20")), ran(printed("on 2026-11-20")), "date"),
+    ("same-next-time", ran(printed("compiled for H100, on 2026-11-20")), ran(printed("on 2026-11-20")), "date"),
     ("same-next-time", ran(), ran(printed("/home/" + "me/x.py")), "one machine"),
     *[("described-pictures", ran(shown(text_html=SVG)), ran(shown(**{kind: data})), "a picture of this cell")
       for kind, data in [("text_html", "<svg></svg>"), ("text_html", '<svg aria-label="x.svg">'),

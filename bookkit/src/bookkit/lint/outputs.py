@@ -18,7 +18,8 @@ CHANGING = {
     r"\bat 0x[0-9a-f]{6,}|\b0x[0-9a-f]{9,}\b": "an address in memory",
     r"/tmp/|ipykernel_\d": "a temporary path",
     r"/(?:home|root|Users|work|workspace)/|site-packages/": "a path of one machine",
-    r"(?<!compiled for TPU v5e, on )\b20\d\d-\d\d-\d\d\b": "a date",  # that of a stored row stays
+    # That of a stored row stays.
+    r"(?<!compiled for TPU v5e, on )(?<!compiled for H100, on )\b20\d\d-\d\d-\d\d\b": "a date",
     r"\b\d\d:\d\d:\d\d\b": "a time of day",
 }
 

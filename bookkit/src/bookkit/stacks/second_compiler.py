@@ -3,9 +3,9 @@
     bookkit second-compiler --compilers DIR            compile all afresh, write book/compiled/rows.json
     bookkit second-compiler --compilers DIR --only NAME …    some programs, by name
     bookkit second-compiler --compilers DIR --compare  write nothing; list what differs, by claim
-    bookkit second-compiler --page                  write the page's tables from what is stored
-    bookkit second-compiler --check                 without them: is each stored program still the page's?
-    bookkit second-compiler --check --note          and write down which code makes the same program
+    bookkit second-compiler --page          write the page's tables from what is stored
+    bookkit second-compiler --check         without them: is each stored program still the page's?
+    bookkit second-compiler --check --note  and write down which code makes the same program
 
 book/compiled/claims.toml lists programs and claims. A page's cells are run on eight simulated devices
 up to the cell that a program follows; the program is lowered for TPU, which needs no TPU compiler, and
@@ -376,7 +376,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these programs")
     options.add_argument("--compare", action="store_true", help="write nothing, say what differs")
     options.add_argument("--page", action="store_true", help="write the page from what is stored")
-    options.add_argument("--check", action="store_true", help="without compiling: is all up to date?")
+    options.add_argument(
+        "--check", action="store_true", help="without compiling: is all up to date?"
+    )
     options.add_argument("--note", action="store_true", help="with --check: keep what was seen")
     options.add_argument("--workers", type=int, default=2, help="pages at a time (2)")
     chosen, book = options.parse_args(arguments), Book()

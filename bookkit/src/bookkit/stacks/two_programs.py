@@ -142,8 +142,7 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
 
 def on_h100(sizes: dict[str, int], root: Path) -> Any:
     """A grid of H100 to compile for, eight in each server. None is here, nor its driver."""
-    import jax
-    import jax_plugins.xla_cuda13
+    import jax_plugins.xla_cuda13  # type: ignore[import-not-found]
     import numpy as np
     from jax.experimental import topologies
 
@@ -156,12 +155,12 @@ def on_h100(sizes: dict[str, int], root: Path) -> Any:
     return np.array(found.devices).reshape(*sizes.values())
 
 
-def elsewhere(grid: Callable[[], Any], compile_for: Callable[[Any], Any], mesh: Any) -> dict[str, Any]:
+def elsewhere(compiled: Callable[[], Any], mesh: Any) -> dict[str, Any]:
     """What another machine's compiler made of a program, or said in place of one."""
     import jax
 
     try:
-        return account(compile_for(grid()), mesh)
+        return account(compiled(), mesh)
     except jax.errors.JaxRuntimeError as error:
         return {"refused": str(error).strip().splitlines()[0]}
 
@@ -185,13 +184,13 @@ def note(root: str, code: str, target: str) -> None:
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
         if others not in sys.path:
             sys.path.append(others)
-        grids = {
-            "tpu": ("tpu", lambda: tools["on_tpu_v5e"](sizes)),
-            "gpu": ("cuda", lambda: on_h100(sizes, Path(root))),
-        }
-        for compiler, (platform, grid) in grids.items():
-            program = lowered[platform]
-            found[compiler] = elsewhere(
-                grid, lambda grid: tools["compiled_for"](grid, program, order), mesh
-            )
+        compiled_for = tools["compiled_for"]
+
+        def for_tpu() -> Any:
+            return compiled_for(tools["on_tpu_v5e"](sizes), lowered["tpu"], order)
+
+        def for_gpu() -> Any:
+            return compiled_for(on_h100(sizes, Path(root)), lowered["cuda"], order)
+
+        found |= {"tpu": elsewhere(for_tpu, mesh), "gpu": elsewhere(for_gpu, mesh)}
     Path(target).write_text(json.dumps(found), "utf-8")
