@@ -410,7 +410,7 @@ def test_differences_are_listed_by_claim():
 )
 def test_where_a_claim_holds_in_words(one, text):
     [judged] = judge(second_compiler.Asked({}, [one]), THREE)
-    assert second_compiler.verdict(judged) == text
+    assert second_compiler.where_it_holds(judged) == text
 
 
 @pytest.mark.parametrize(

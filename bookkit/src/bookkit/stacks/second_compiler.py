@@ -49,7 +49,7 @@ LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
 OTHER_COMPILERS = ("libtpu", "jax-cuda13-pjrt")  # as they are installed
 TOPOLOGY = "v5e:2x4"  # with eight devices; the shared cell compilers.py has the others
 COMMAND = "make second-compiler"
-NAMES = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
+COMPILER_NAMES = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
 
 
 def releases() -> dict[str, str]:
@@ -177,21 +177,21 @@ def table(judged: Sequence[Judged], book: Book) -> str:
             says += f" ([strip]({book.page_url(claim.page)}#checked-{claim.strip}))"
         values = {compiler: f"`{as_shown(value)}`" for compiler, value in one.values.items()}
         cells = [values.get(compiler, "") for compiler in COMPILERS]
-        lines.append(f"| {says} | {' | '.join(cells)} | {verdict(one)} |")
+        lines.append(f"| {says} | {' | '.join(cells)} | {where_it_holds(one)} |")
     return "\n".join(lines)
 
 
-def verdict(one: Judged) -> str:
+def where_it_holds(one: Judged) -> str:
     """Where a claim holds, and why not elsewhere."""
     claim, found = one.claim, one.holds
     if all(found.values()):
         return f"holds. GPU: {claim.not_for_gpu}" if claim.not_for_gpu else "holds"
     if not found["cpu"]:
-        return f"holds on {' and '.join(NAMES[name] for name, held in found.items() if held)} only"
+        return f"holds on {' and '.join(COMPILER_NAMES[name] for name, held in found.items() if held)} only"
     if claim.why == claim.why_gpu:
         return f"differs. {claim.why}"
     differing = [name for name, held in found.items() if not held]
-    return " ".join(f"{NAMES[name]}: differs. {claim.reason(name)}" for name in differing)
+    return " ".join(f"{COMPILER_NAMES[name]}: differs. {claim.reason(name)}" for name in differing)
 
 
 def tables(book: Book, judged: Sequence[Judged]) -> str:
@@ -251,7 +251,7 @@ def misjudged(judged: Sequence[Judged]) -> list[str]:
         for compiler in ("tpu", "gpu"):
             if compiler not in one.holds:
                 continue
-            name, reason = NAMES[compiler], one.claim.reason(compiler)
+            name, reason = COMPILER_NAMES[compiler], one.claim.reason(compiler)
             field = "why_gpu" if compiler == "gpu" else "why"
             if one.holds[compiler] and reason:
                 problems.append(f"{says} holds for {name} as well: take its `{field}` out")
