@@ -187,7 +187,8 @@ def where_it_holds(one: Judged) -> str:
     if all(found.values()):
         return f"holds. GPU: {claim.not_for_gpu}" if claim.not_for_gpu else "holds"
     if not found["cpu"]:
-        return f"holds on {' and '.join(COMPILER_NAMES[name] for name, held in found.items() if held)} only"
+        holding = [COMPILER_NAMES[name] for name, held in found.items() if held]
+        return f"holds on {' and '.join(holding)} only"
     if claim.why == claim.why_gpu:
         return f"differs. {claim.why}"
     differing = [name for name, held in found.items() if not held]
