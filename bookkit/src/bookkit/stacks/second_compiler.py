@@ -213,9 +213,9 @@ def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
     everywhere = sum(all(one.holds.values()) for one in judged)
     return (
         f"{len(judged)} claims, of {count} programs: {everywhere} hold on all three compilers, "
-        f"{holding[1]} on TPU and {holding[2]} on GPU. Compiled on {about['date']} with JAX "
+        f"{holding[1]} on TPU in all and {holding[2]} on GPU. Compiled on {about['date']} with JAX "
         f"{about['jax']} for CPU; for TPU v5e with libtpu {about['libtpu']}, 16 chips as 4×4, 8 as 2×4, "
-        f"4 as 2×2; for H100 with jax-cuda13-pjrt {about['jax-cuda13-pjrt']}, eight in a server."
+        f"4 as 2×2; for H100 with jax-cuda13-pjrt {about['jax-cuda13-pjrt']}, eight in one server."
     )
 
 
