@@ -210,7 +210,7 @@ def tables(book: Book, judged: Sequence[Judged]) -> str:
 
 def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
     holding = [sum(one.holds.get(compiler, False) for one in judged) for compiler in COMPILERS]
-    everywhere = sum(all(one.holds.values()) for one in judged)
+    everywhere = sum(list(one.holds.values()) == [True] * len(COMPILERS) for one in judged)
     return (
         f"{len(judged)} claims, of {count} programs: {everywhere} hold on all three compilers, "
         f"{holding[1]} on TPU in all and {holding[2]} on GPU. Compiled on {about['date']} with JAX "
