@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import math
 import os
@@ -140,14 +141,20 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
     }
 
 
+@functools.cache  # a process registers it once
+def register_gpu_compiler() -> None:
+    """Tell JAX of the plugin, which it looked for before its folder could be seen."""
+    import jax_plugins.xla_cuda13  # type: ignore[import-not-found]
+
+    jax_plugins.xla_cuda13.initialize()
+
+
 def on_h100(sizes: dict[str, int], root: Path) -> Any:
     """A grid of H100 to compile for, eight in each server. None is here, nor its driver."""
-    import jax_plugins.xla_cuda13  # type: ignore[import-not-found]
     import numpy as np
     from jax.experimental import topologies
 
-    with contextlib.suppress(RuntimeError):  # registered already
-        jax_plugins.xla_cuda13.initialize()
+    register_gpu_compiler()
     count = math.prod(sizes.values())
     target = (root / "book" / "compiled" / TARGET).read_text("utf-8")
     shape = f"1x{max(count // 8, 1)}x{min(count, 8)}"  # networks, servers in each, devices in each
