@@ -1,7 +1,8 @@
 """Translations keep what their English says; and each check sees what it is there for.
 
-Real catalogues are copied, one message is broken in one way, and the check must name it.
+A real catalogue is copied, one message is broken in one way, and the check must name it.
 """
+import functools
 import re
 import shutil
 import tomllib
@@ -28,6 +29,7 @@ from bookkit.words.notebooks import BADGE, messages_in_markdown
 from bookkit.words.report import (
     BROKEN,
     check_catalogue,
+    check_file,
     check_files,
     check_language,
     is_markdown,
@@ -43,16 +45,39 @@ MSGFMT = shutil.which("msgfmt")
 # The catalogues as they are.
 
 
-@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
-def test_no_translation_lost_anything_and_words_are_the_books_own(language):
-    found = check_language(BOOK, language)
+def one_by_one(book, language):
+    """Each catalogue of a language as a parameter: a change of another leaves its tests out."""
+    folder = catalogues.catalogue_folder(book, language).parent
+    for path in sorted(folder.rglob("*.po")):
+        read = (path, folder / "terms.toml", book.root / untranslated.EXCEPTIONS)
+        reads = pytest.mark.reads(*(one.relative_to(book.root).as_posix() for one in read))
+        yield pytest.param(language, path, marks=reads, id=path.relative_to(folder.parent).as_posix())
+
+
+CATALOGUES = [one for language in LANGUAGES for one in one_by_one(BOOK, language)]
+# No page is shown with what a language remembers.
+SHOWN = [one for one in CATALOGUES if one.values[1] != catalogues.memory_path(BOOK, one.values[0])]
+
+
+@pytest.mark.parametrize("language, path", SHOWN)
+def test_no_translation_lost_anything_and_words_are_the_books_own(language, path):
+    name = path.relative_to(catalogues.catalogue_folder(BOOK, language)).with_suffix("").as_posix()
+    found = check_language(BOOK, language, [name])
     assert not found, "\n".join(["", *map(str, found)])
 
 
-@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
-def test_gettext_accepts_every_catalogue(language):  # with msgfmt -c too, where it is installed
-    found = list(check_files(BOOK, language, MSGFMT))
+@pytest.mark.parametrize("language, path", CATALOGUES)
+def test_gettext_accepts_every_catalogue(language, path):  # with msgfmt -c too, where it is installed
+    found = list(check_file(BOOK, path, MSGFMT))
     assert not found, "\n".join(["", *found])
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
+@pytest.mark.reads("locale/")
+def test_what_is_excepted_is_of_a_catalogue_that_there_is(language):
+    folder = catalogues.catalogue_folder(BOOK, language)
+    for known in read_house(folder.parent / "terms.toml").exceptions:  # each is asked for with its page
+        assert (folder / f"{known['page']}.po").exists(), known
 
 
 @pytest.fixture(scope="module")
@@ -80,39 +105,48 @@ def test_all_that_a_notebook_says_is_in_the_pages_catalogue(messages, page):
         assert cell.claim is None or cell.claim in known
 
 
-# A copy of them, broken on purpose.
+# A copy of some, broken on purpose.
 
 
-def a_copy(root):
-    """The book's catalogues, and what they remember as one more page and its code."""
+def a_copy(root, *names):
+    """The book's settings and words, and these of its catalogues."""
     for name in ("_config.yml", "_toc.yml"):
         shutil.copyfile(ROOT / name, root / name)
-    shutil.copytree(ROOT / "locale", root / "locale", ignore=shutil.ignore_patterns("*.mo"))
-    book = Book(root)
-    folder = catalogues.catalogue_folder(book, LANGUAGES[0])
-    for name in ("book/once", "code/once"):  # whatever is being rewritten, there are messages to break
-        shutil.copyfile(folder.parent / "memory.po", folder / f"{name}.po")
-    return book
+    for name in ("../terms.toml", *(f"{name}.po" for name in names)):
+        path = catalogues.catalogue_folder(Book(root), LANGUAGES[0]) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(catalogues.catalogue_folder(BOOK, LANGUAGES[0]) / name, path)
+    return Book(root)
 
 
 @pytest.fixture
 def book(tmp_path):
-    return a_copy(tmp_path)
+    return a_copy(tmp_path, "book/01-mesh", "code/01-mesh")
+
+
+def finished(book, kind):
+    """(name of its catalogue, message) of each finished message of text or of code, read once.
+
+    What the book said once comes last: whatever is being rewritten, there are messages to break.
+    """
+    folder = catalogues.catalogue_folder(book, LANGUAGES[0])
+    names = {path: path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.po"))}
+    memory = catalogues.memory_path(book, LANGUAGES[0])
+    for path, name in {**names, memory: "book/once" if kind == "text" else "code/once"}.items():
+        if path.exists() and (kind == "text") == is_markdown(name):
+            for entry in read_once(path):
+                if entry.msgstr and not entry.obsolete and not entry.fuzzy:
+                    yield name, entry
+
+
+read_once = functools.cache(catalogues.read_catalogue)
 
 
 def change(book, old, new, kind="text", english=""):
-    """Replace a pattern in the first finished message that has it; its catalogue and the new text."""
-    for path in sorted(catalogues.catalogue_folder(book, LANGUAGES[0]).rglob("*.po")):
-        name = path.relative_to(catalogues.catalogue_folder(book, LANGUAGES[0])).with_suffix("").as_posix()
-        if (kind == "text") != is_markdown(name):
-            continue
-        catalogue = catalogues.read_catalogue(path)
-        for entry in catalogue:
-            good = not entry.obsolete and entry.msgstr and not entry.fuzzy
-            if good and re.search(old, entry.msgstr) and re.search(english, entry.msgid):
-                entry.msgstr = re.sub(old, new, entry.msgstr, count=1)
-                catalogue.save(str(path))
-                return name, entry.msgstr
+    """The first finished message that has a pattern: its catalogue's name, itself, it with that replaced."""
+    for name, entry in finished(book, kind):
+        if re.search(old, entry.msgstr) and re.search(english, entry.msgid):
+            return name, entry, re.sub(old, new, entry.msgstr, count=1)
     raise AssertionError(f"no message of {kind} has {old}")
 
 
@@ -162,11 +196,12 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
 
 
 @pytest.mark.parametrize("how", BREAKS)
-def test_breaking_a_message_is_seen(book, how):
+def test_breaking_a_message_is_seen(tmp_path, how):
     old, new, kind, check, says, english = BREAKS[how]
-    name, text = change(book, old, new, kind, english)
-    path = catalogues.catalogue_folder(book, LANGUAGES[0]) / f"{name}.po"
-    found = list(check_catalogue(book.root, path, name, HOUSE))
+    name, entry, text = change(BOOK, old, new, kind, english)
+    path = catalogues.catalogue_folder(Book(tmp_path), LANGUAGES[0]) / f"{name}.po"
+    catalogues.write_catalogue(path, [polib.POEntry(msgid=entry.msgid, msgstr=text)], "Broken: 中文", "zh_TW")
+    found = list(check_catalogue(tmp_path, path, name, HOUSE))
     hits = [one for one in found if (one.finding.check, one.translated) == (check, text) and says in one.finding.what]
     assert hits, (text, "\n".join(map(str, found)))
     assert re.match(rf"locale/zh_TW/LC_MESSAGES/{name}\.po:\d+: {check}: ", str(hits[0]))
@@ -453,7 +488,11 @@ def test_the_report_fails_for_what_is_not_on_the_list_and_writes_what_is_left(ed
 @pytest.mark.reads()  # a made-up book
 def test_what_is_broken_exits_with_2_and_says_where(edited, monkeypatch, capsys):
     book = edited[0]
-    name, _ = change(book, r"\b2026\b", "2025", english="2026")
+    name, entry, text = change(book, r"\b2026\b", "2025", english="2026")
+    path = catalogues.catalogue_folder(book, LANGUAGES[0]) / f"{name}.po"
+    catalogue = catalogues.read_catalogue(path)
+    catalogue.find(entry.msgid).msgstr = text
+    catalogue.save(str(path))
     status, out, err = report(edited, monkeypatch, capsys)
     assert status == BROKEN and "| all " in out
     assert f"{name}.po:" in err and "number: the English says 2026, the translation does not" in err

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -232,14 +232,21 @@ def check_catalogue(
             yield Found(name, shown, entry.linenum, finding, entry.msgid, entry.msgstr)
 
 
-def check_language(book: Book, language: Language) -> list[Found]:
-    """All that is broken in a language, without what its terms.toml excepts."""
+def check_language(
+    book: Book, language: Language, names: Collection[str] | None = None
+) -> list[Found]:
+    """All that is broken in a language, without what its terms.toml excepts.
+
+    Or in some of its catalogues, by `names`: what is excepted for others is not asked for then.
+    """
     folder = catalogues.catalogue_folder(book, language)
     house = read_house(folder.parent / "terms.toml")
     incomplete = untranslated.allowed(book, language) or {}
     found: list[Found] = []
     for path in sorted(folder.rglob("*.po")):
         name = path.relative_to(folder).with_suffix("").as_posix()
+        if names is not None and name not in names:
+            continue
         complete = untranslated.short_name(book, name) not in incomplete
         found += check_catalogue(book.root, path, name, house, complete)
     used = Counter[int]()
@@ -247,7 +254,7 @@ def check_language(book: Book, language: Language) -> list[Found]:
     def excepted(one: Found) -> bool:
         for number, known in enumerate(house.exceptions):
             if (
-                known["page"] in (one.page, "*")
+                known["page"] == one.page
                 and known["check"] == one.finding.check
                 and (known["text"] in one.finding.what or known["text"] in one.translated)
             ):
@@ -258,7 +265,8 @@ def check_language(book: Book, language: Language) -> list[Found]:
     left = [one for one in found if not excepted(one)]
     for number, known in enumerate(house.exceptions):
         waits = untranslated.short_name(book, known["page"]) in incomplete  # its message is stale
-        if not used[number] and house.path and not waits:
+        asked = names is None or known["page"] in names
+        if asked and not used[number] and house.path and not waits:
             what = (
                 f"nothing is excepted any more by page {known['page']!r}, check "
                 f"{known['check']!r}, text {known['text']!r}: delete that entry"
@@ -271,23 +279,28 @@ def check_language(book: Book, language: Language) -> list[Found]:
 def check_files(book: Book, language: Language, msgfmt: str | None) -> Iterator[str]:
     """Catalogues that gettext refuses, by polib and Babel, and by msgfmt where there is one."""
     for path in sorted(catalogues.catalogue_folder(book, language).parent.rglob("*.po")):
-        where = path.relative_to(book.root).as_posix()
-        try:
-            catalogue = polib.pofile(str(path), wrapwidth=0, check_for_duplicates=True)
-            with path.open("rb") as stream:
-                read_po(stream, abort_invalid=True)
-        except (OSError, ValueError, PoFileError) as error:
-            yield f"{where}: the file cannot be read: {error}. Mend it with a catalogue editor."
-            continue
-        for name in HEADER:
-            if not catalogue.metadata.get(name, "").strip():
-                yield f"{where}: the header lacks {name}. `make po` writes it."
-        if msgfmt:
-            done = subprocess.run(
-                [msgfmt, "-c", "-o", "/dev/null", path], capture_output=True, text=True
-            )
-            if done.returncode or done.stderr.strip():
-                yield f"{where}: msgfmt -c says:\n{done.stderr.strip()}"
+        yield from check_file(book, path, msgfmt)
+
+
+def check_file(book: Book, path: Path, msgfmt: str | None) -> Iterator[str]:
+    """What gettext has against one catalogue."""
+    where = path.relative_to(book.root).as_posix()
+    try:
+        catalogue = polib.pofile(str(path), wrapwidth=0, check_for_duplicates=True)
+        with path.open("rb") as stream:
+            read_po(stream, abort_invalid=True)
+    except (OSError, ValueError, PoFileError) as error:
+        yield f"{where}: the file cannot be read: {error}. Mend it with a catalogue editor."
+        return
+    for name in HEADER:
+        if not catalogue.metadata.get(name, "").strip():
+            yield f"{where}: the header lacks {name}. `make po` writes it."
+    if msgfmt:
+        done = subprocess.run(
+            [msgfmt, "-c", "-o", "/dev/null", path], capture_output=True, text=True
+        )
+        if done.returncode or done.stderr.strip():
+            yield f"{where}: msgfmt -c says:\n{done.stderr.strip()}"
 
 
 def write_counts(
