@@ -9,7 +9,9 @@ import tomllib
 
 import polib
 import pytest
+from sphinx.config import Config
 
+from bookkit import sphinx_ext
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import parse
 from bookkit.words import catalogues, po, untranslated
@@ -433,6 +435,26 @@ def edited(tmp_path_factory):
     text = path.read_text("utf-8")
     path.write_text(text.replace(old, f"{old} This was added.\n\nThis paragraph did not stand here before."), "utf-8")
     return book, po.every_message(book), path.read_text("utf-8")
+
+
+@pytest.mark.reads()  # a made-up book
+def test_only_a_page_that_changed_is_taken_apart_again(edited):
+    trees = edited[0].root / "_build" / "gettext" / "doctrees" / "book"
+    other, own = ((trees / f"{name}.doctree").stat().st_mtime_ns for name in ("02-variables", "01-mesh"))
+    assert other < edited[0].source("book/01-mesh").stat().st_mtime_ns <= own
+
+
+@pytest.mark.reads()  # a made-up package
+def test_other_code_takes_every_page_apart_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(sphinx_ext.bookkit, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "words").mkdir()
+    noted = []
+    for code in ("one = 1", "one = 2"):
+        (tmp_path / "words" / "part.py").write_text(code)
+        config = Config()
+        sphinx_ext.note_code(None, config)
+        noted.append(config.book_code)
+    assert len({*noted}) == 2
 
 
 def report(edited, monkeypatch, capsys, *options):

@@ -17,6 +17,7 @@ pages       what templates are told, notebooks to download, files that no page l
 frame       descriptions, links to mend and to report, the edition in the foot; 404.html
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util import logging
 
+import bookkit
 from bookkit.sphinx_ext import (
     claims,
     entries,
@@ -67,11 +69,21 @@ def keep_the_site(app: Sphinx) -> None:
         app.connect("build-finished", lambda *_: logger.info(notice, where))
 
 
+def note_code(app: Sphinx, config: Config) -> None:
+    """Pages that other code took apart are read again: Sphinx knows of their text and settings alone."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(bookkit.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    config.book_code = digest.hexdigest()
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     keep_the_site(app)
     app.connect("config-inited", add_templates)
+    app.connect("config-inited", note_code)
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
+    app.add_config_value("book_code", "", "env", str)
     parts = (execution, languages, own_urls, markdown, pages, frame, reference, search, translation)
     for part in (*parts, strips, entries, claims, predictions, figures, mathml):
         part.setup(app)

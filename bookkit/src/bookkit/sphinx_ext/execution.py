@@ -27,7 +27,7 @@ def use_the_books_cache(app: Sphinx, config: Config) -> None:
 
 def execute_missing(app: Sphinx) -> None:
     """Runs before myst-nb reads its settings."""
-    if app.builder.format != "html":  # gettext and linkcheck need no outputs
+    if app.builder.format != "html":  # linkcheck needs no outputs
         app.config.nb_execution_mode = "off"
     if app.config.nb_execution_mode != "cache":
         return

@@ -31,7 +31,7 @@ def page_messages(book: Book) -> dict[str, list[Message]]:
     command = build_command(book, book.languages[0], "gettext", book.root / "_build" / "gettext")
     templates = Path(command[-1])
     command.remove("-W")  # a link that leads nowhere is refused when the pages are built
-    command += ["-D", "gettext_location=0"]
+    command += ["-D", "gettext_location=0", "-D", "nb_execution_mode=off"]
     done = subprocess.run(command, cwd=book.root, text=True, capture_output=True)
     if done.returncode:
         raise Problem(f"The texts could not be collected:\n{done.stderr or done.stdout}")
