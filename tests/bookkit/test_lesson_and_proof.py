@@ -16,6 +16,7 @@ from bookkit.model.book import Book, Problem
 from bookkit.run.execute import found_in_cache
 from bookkit.site import build
 from bookkit.site.anchors import addresses_of_site
+from bookkit.site.browser import chromium
 from bookkit.sphinx_ext import predictions
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.mathml import mathml
@@ -442,10 +443,9 @@ def test_what_cannot_be_shown_fails_the_build(book, old, by, said):
 
 def in_chromium(book, address):
     """What a browser makes of an address below the built site."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
+    if (program := chromium()) is None:
         pytest.skip("no Chromium here")
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
+    command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
                "--dump-dom", f"file://{book.root}/_build/html/{address}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return BeautifulSoup(done.stdout, "html.parser")
