@@ -32,6 +32,10 @@ from bookkit.words.untranslated import waiting
 from meshscope._messages import MESSAGES as OF_MESHSCOPE
 from toy import ROOT
 
+pytestmark = pytest.mark.reads(  # besides the code of pages
+    "locale/*/LC_MESSAGES/*.po", "locale/*/LC_MESSAGES/code/*.po", "tests/exceptions.toml"
+)
+
 BOOK = Book()
 NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
 WAITING = waiting(BOOK)
