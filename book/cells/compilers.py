@@ -32,7 +32,7 @@ def on_tpu_v5e(sizes):
     axes = (*sizes.values(),), (*sizes,)
     return jax.make_mesh(*axes, devices=devices, axis_types=kinds).devices
 
-def compiled_for(grid, lowered, order=None):
+def compiled_for(grid, lowered, order=None, switches=None):
     """The program compiled for a grid of devices that are not here. Nothing runs."""
     (exported, donated), sizes = lowered, sizes_of(lowered)
     if order:  # of the devices, where the program's mesh has its own
@@ -50,7 +50,8 @@ def compiled_for(grid, lowered, order=None):
         args, options = jax.tree.unflatten(exported.in_tree, leaves)
         return exported.call(*args, **options)
     with jax.set_mesh(mesh):
-        return jax.jit(call, donate_argnums=donated).lower(*leaves).compile()
+        program = jax.jit(call, donate_argnums=donated).lower(*leaves)
+        return program.compile(compiler_options=switches)
 
 def three_compilers(name, function, *inputs):
     """Prints and returns what a device sends in function(*inputs), by compiler.

@@ -22,6 +22,7 @@ from bookkit.model.compiled import (
     stored_cell,
 )
 from bookkit.stacks import second_compiler
+from bookkit.stacks.two_programs import schedule
 from bookkit.words.sync import with_shared_cells
 from toy import FRONT, ROOT, code
 
@@ -497,3 +498,58 @@ def test_a_notebook_carries_the_refusal_that_its_cells_name(stored, monkeypatch)
     names = {}
     exec(stored_cell(stored, ['print(STORED["sums"]["refused"])']), names)
     assert names["STORED"]["sums"]["refused"] == said
+
+
+# What runs beside a collective
+
+
+SCHEDULED = """HloModule jit_f, is_scheduled=true
+
+%body.1 (p: (f32[8])) -> (f32[8]) {
+  %gather-start.1 = ((f32[4,2]{0,1}), f32[4,16]{0,1}) all-gather-start(%piece.1), channel_id=1
+  %gather-done.1 = f32[4,16]{0,1} all-gather-done(%gather-start.1)
+  %gather-start.2 = ((f32[2]{0}, f32[2,4]{1,0}), (f32[16]{0}, f32[16,4]{1,0})) all-gather-start(%a, %b)
+  %gemm_fusion_dot.1 = f32[8,16]{1,0} fusion(%x, %gather-done.1), kind=kCustom, calls=%gemm.1
+  %loop_add_fusion = f32[8,16]{1,0} fusion(%gemm_fusion_dot.1), kind=kLoop, calls=%add.1
+  %custom-call.7 = (f32[8,4]{1,0}, s8[64]{0}) custom-call(%y), custom_call_target="__cublas$gemm"
+  %gather-done.2 = (f32[16]{0}, f32[16,4]{1,0}) all-gather-done(%gather-start.2)
+  %sum.3 = f32[16]{0} all-reduce(%z), to_apply=%add
+  ROOT %dot.9 = f32[8,4]{1,0} dot(%loop_add_fusion, %gather-done.2)
+}
+
+%other (p: f32[8]) -> f32[8] {
+  %alone = f32[64]{0} all-gather(%p)
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %outside = f32[64]{0} all-gather(%p)
+  ROOT %while.1 = (f32[8]) while(%init), condition=%condition.1, body=%body.1
+}
+"""
+
+
+def test_the_matmuls_that_stand_between_the_lines_of_a_collective():
+    assert schedule(SCHEDULED) == [
+        [0, "all-gather", [4, 16], []],
+        [0, "all-gather", [16, 4], [0, 1]],  # one is a call of a library; an addition is no matmul
+        [0, "all-reduce", [16], []],  # one line: the device waits for it
+    ]
+    moved = SCHEDULED.replace("  %gather-done.1 = f32[4,16]{0,1} all-gather-done(%gather-start.1)\n", "")
+    assert schedule(moved)[0] == [0, "all-gather", [4, 16], [0, 1, 2]]  # never done
+    assert schedule(SCHEDULED.replace(" while(%init)", " call(%init)")) == []
+
+
+def test_a_notebook_carries_the_schedule_that_its_cells_name(stored, monkeypatch):
+    rows = load_rows(stored)
+    rows["programs"]["sums"]["gpu"]["schedule"] = schedule(SCHEDULED)
+    monkeypatch.setattr("bookkit.model.compiled.load_rows", lambda book: rows)
+    names = {}
+    exec(stored_cell(stored, ['print(STORED["sums"]["schedule"])']), names)
+    assert names["STORED"]["sums"]["schedule"][1] == [0, "all-gather", [16, 4], [0, 1]]
+
+
+def test_switches_of_the_compiler_are_part_of_what_a_program_is(book):
+    asked = load_table(toy(book.root, table=TABLE + "\n[program.ahead]\npage = 'book/01-toy'\n"
+                           "after = 'sums'\nmake = 'column_sums, x'\nswitches = { xla_flag = 'on' }\n"))  # fmt: skip
+    plain, ahead = (asked.programs[name] for name in ("sums", "ahead"))
+    assert digest_of_code(book, plain) != digest_of_code(book, ahead)

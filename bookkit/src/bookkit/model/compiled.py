@@ -11,7 +11,7 @@ import json
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class Program:
     after: str  # the slug of a cell
     make: str
     devices: int = 8  # with more, the page's cells see as many simulated ones
+    schedule: bool = False  # note what the compiler for GPU lets run beside collectives, too
+    switches: Mapping[str, str | bool] = field(
+        default_factory=dict
+    )  # of XLA for GPU, not at their defaults
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ def digest_of_code(book: Book, program: Program) -> str:
     Setup cells only prepare a place to run, and name wheels and branches.
     """
     sources = [cell.source for cell in cells_before(book, program) if "setup" not in cell.tags]
-    return hashlib.sha256("\0".join([*sources, program.make]).encode()).hexdigest()[:16]
+    options = [repr(sorted(program.switches.items()))] if program.switches else []
+    return hashlib.sha256("\0".join([*sources, program.make, *options]).encode()).hexdigest()[:16]
 
 
 def load_rows(book: Book) -> dict[str, Any]:
@@ -279,4 +284,8 @@ def stored_cell(book: Book, sources: Iterable[str]) -> str:
             words = textwrap.wrap(program["tpu"]["refused"], 76, drop_whitespace=False)
             lines += [f"    {part!r}" for part in words]
             lines.append(")}")
+        elif f'STORED["{name}"]["schedule"]' in text:
+            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r}, 'schedule': [")
+            lines += [f"    {row}," for row in program["gpu"]["schedule"]]
+            lines.append("]}")
     return "\n".join(lines).replace("'", '"')

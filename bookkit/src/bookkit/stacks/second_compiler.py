@@ -87,7 +87,8 @@ def job(book: Book, programs: Sequence[Program], folder: Path) -> dict[str, Any]
                 target = str(folder / f"{program.name}.json")
                 source = (
                     "from bookkit.stacks.two_programs import note as _note_program\n"
-                    f"_note_program({str(book.root)!r}, {program.make!r}, {target!r})"
+                    f"_note_program({str(book.root)!r}, {program.make!r}, {target!r}, "
+                    f"{program.schedule!r}, {dict(program.switches)!r})"
                 )
                 note = {"index": f"program {program.name}", "source": source, "tags": []}
                 with_notes.append(note | {"probe": True})
@@ -160,7 +161,8 @@ def compile_all(
 def as_text(data: dict[str, Any]) -> str:
     """JSON with a line for each row, so that a difference can be read."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
-    short = re.compile(r"[\[{][^\[\]{}]*[\]}]|\{[^{}\[\]]*(?:\[[^\[\]]*\][^{}\[\]]*)*\}")
+    of_two = r"\[[^\[\]{}]*(?:\[[^\[\]{}]*\][^\[\]{}]*)*\]"  # a list with lists
+    short = re.compile(r"[\[{][^\[\]{}]*[\]}]|\{[^{}\[\]]*(?:\[[^\[\]]*\][^{}\[\]]*)*\}|" + of_two)
     return short.sub(lambda part: re.sub(r"\n\s*", " ", part[0]), text) + "\n"
 
 

@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -141,6 +142,54 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
     }
 
 
+COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([\w\-]+)\((?:%([\w.\-]+))?")
+COLLECTIVE = re.compile(
+    r"(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?"
+)
+MATMUL = re.compile(r"gemm|cublas")  # in the name of a fusion, or of the library that is called
+
+
+def schedule(text: str) -> list[list[Any]]:
+    """What runs beside the collectives of the program's loops, of scheduled text that XLA made for GPU.
+
+    A program is issued in the order of its lines, and an asynchronous collective has two, `-start` and
+    `-done`: the device computes what stands between while it is sent. For each collective of each loop
+    that the entry runs, in order: the number of the loop, its kind, the shape of its largest array, and
+    which matmuls of the loop, counted from 0, stand between its two lines; none if it has one line,
+    which the device waits for.
+    """
+    bodies = {name: (bool(entry), body) for entry, name, body in COMPUTATION.findall(text)}
+    [entry] = [body for is_entry, body in bodies.values() if is_entry]
+    found: list[list[Any]] = []
+    for number, loop in enumerate(re.findall(r" while\(.*?body=%?([\w.\-]+)", entry)):
+        running: dict[str, list[Any]] = {}
+        matmuls = 0
+        for line in bodies[loop][1].splitlines():
+            if not (parts := INSTRUCTION.match(line)):
+                continue
+            name, type_, operation, first = parts.groups()
+            kind = COLLECTIVE.fullmatch(operation)
+            if kind:
+                arrays = [
+                    [int(size) for size in dims.split(",")]
+                    for dims in re.findall(r"\[([\d,]+)\]", type_)
+                ]
+                row = [number, kind[1], max(arrays, key=math.prod, default=[]), []]
+                found.append(row)
+                if kind[2]:
+                    running[name] = row
+            elif operation.endswith("-done"):
+                running.pop(first, None)
+            elif operation == "dot" or MATMUL.search(
+                f"{name} {line.partition('custom_call_target=')[2]}"
+            ):
+                for row in running.values():
+                    row[-1].append(matmuls)
+                matmuls += 1
+    return found
+
+
 @functools.cache  # a process registers it once
 def register_gpu_compiler() -> None:
     """Tell JAX of the plugin, which it looked for before its folder could be seen."""
@@ -162,18 +211,25 @@ def on_h100(sizes: dict[str, int], root: Path) -> Any:
     return np.array(found.devices).reshape(*sizes.values())
 
 
-def elsewhere(compiled: Callable[[], Any], mesh: Any) -> dict[str, Any]:
+def elsewhere(
+    compiled: Callable[[], Any], mesh: Any, with_schedule: bool = False
+) -> dict[str, Any]:
     """What another machine's compiler made of a program, or said in place of one."""
     import jax
 
     try:
-        return account(compiled(), mesh)
+        program = compiled()
+        order = {"schedule": schedule(program.as_text())} if with_schedule else {}
+        return account(program, mesh) | order
     except jax.errors.JaxRuntimeError as error:
         return {"refused": str(error).strip().splitlines()[0]}
 
 
-def note(root: str, code: str, target: str) -> None:
-    """Write what the compilers make of the program that `code` makes among a page's names."""
+def note(root: str, code: str, target: str, with_schedule: bool, switches: dict[str, str | bool]) -> None:
+    """Write what the compilers make of the program that `code` makes among a page's names.
+
+    The one for GPU is told `switches`, and asked for its schedule, if it is wanted.
+    """
     import jax
 
     page: types.ModuleType = sys.modules["__main__"]
@@ -197,7 +253,10 @@ def note(root: str, code: str, target: str) -> None:
             return compiled_for(tools["on_tpu_v5e"](sizes), lowered["tpu"], order)
 
         def for_gpu() -> Any:
-            return compiled_for(on_h100(sizes, Path(root)), lowered["cuda"], order)
+            return compiled_for(on_h100(sizes, Path(root)), lowered["cuda"], order, switches)
 
-        found |= {"tpu": elsewhere(for_tpu, mesh), "gpu": elsewhere(for_gpu, mesh)}
+        found |= {
+            "tpu": elsewhere(for_tpu, mesh),
+            "gpu": elsewhere(for_gpu, mesh, with_schedule),
+        }
     Path(target).write_text(json.dumps(found), "utf-8")
