@@ -225,7 +225,9 @@ def elsewhere(
         return {"refused": str(error).strip().splitlines()[0]}
 
 
-def note(root: str, code: str, target: str, with_schedule: bool, switches: dict[str, str | bool]) -> None:
+def note(
+    root: str, code: str, target: str, with_schedule: bool, switches: dict[str, str | bool]
+) -> None:
     """Write what the compilers make of the program that `code` makes among a page's names.
 
     The one for GPU is told `switches`, and asked for its schedule, if it is wanted.
