@@ -19,7 +19,10 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshscope._hlo import Instruction
 
 OTHERS = "BOOK_OTHER_COMPILERS"  # the folder that libtpu and XLA's GPU plugin were installed into
 TARGET = "h100.txtpb"  # in book/compiled: what XLA is told of the GPU that it compiles for
@@ -142,12 +145,12 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
     }
 
 
-COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([\w\-]+)\((?:%([\w.\-]+))?")
-COLLECTIVE = re.compile(
-    r"(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?"
-)
 MATMUL = re.compile(r"gemm|cublas")  # in the name of a fusion, or of the library that is called
+
+
+def is_matmul(instruction: Instruction) -> bool:
+    target = instruction.line.partition("custom_call_target=")[2]
+    return instruction.opcode == "dot" or bool(MATMUL.search(f"{instruction.name} {target}"))
 
 
 def schedule(text: str) -> list[list[Any]]:
@@ -159,31 +162,32 @@ def schedule(text: str) -> list[list[Any]]:
     which matmuls of the loop, counted from 0, stand between its two lines; none if it has one line,
     which the device waits for.
     """
-    bodies = {name: (bool(entry), body) for entry, name, body in COMPUTATION.findall(text)}
-    [entry] = [body for is_entry, body in bodies.values() if is_entry]
+    from meshscope._hlo import parse
+    from meshscope._programs import KINDS
+
+    program = parse(text)
+    called = [
+        name
+        for instruction in program.computations[program.entry].values()
+        if instruction.opcode == "while"
+        for key, name in instruction.called()
+        if key == "body"
+    ]
     found: list[list[Any]] = []
-    for number, loop in enumerate(re.findall(r" while\(.*?body=%?([\w.\-]+)", entry)):
+    for number, loop in enumerate(called):
         running: dict[str, list[Any]] = {}
         matmuls = 0
-        for line in bodies[loop][1].splitlines():
-            if not (parts := INSTRUCTION.match(line)):
-                continue
-            name, type_, operation, first = parts.groups()
-            kind = COLLECTIVE.fullmatch(operation)
-            if kind:
-                arrays = [
-                    [int(size) for size in dims.split(",")]
-                    for dims in re.findall(r"\[([\d,]+)\]", type_)
-                ]
-                row = [number, kind[1], max(arrays, key=math.prod, default=[]), []]
+        for instruction in program.computations[loop].values():
+            kind = instruction.opcode.removesuffix("-start")
+            if kind in KINDS:
+                shapes = [list(dims) for _, dims in instruction.arrays]
+                row: list[Any] = [number, kind, max(shapes, key=math.prod, default=[]), []]
                 found.append(row)
-                if kind[2]:
-                    running[name] = row
-            elif operation.endswith("-done"):
-                running.pop(first, None)
-            elif operation == "dot" or MATMUL.search(
-                f"{name} {line.partition('custom_call_target=')[2]}"
-            ):
+                if kind != instruction.opcode:
+                    running[instruction.name] = row
+            elif instruction.opcode.endswith("-done"):
+                running.pop(instruction.operands[0], None)
+            elif is_matmul(instruction):
                 for row in running.values():
                     row[-1].append(matmuls)
                 matmuls += 1
