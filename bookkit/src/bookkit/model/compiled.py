@@ -43,9 +43,8 @@ class Program:
     make: str
     devices: int = 8  # with more, the page's cells see as many simulated ones
     schedule: bool = False  # note what the compiler for GPU lets run beside collectives, too
-    switches: Mapping[str, str | bool] = field(
-        default_factory=dict
-    )  # of XLA for GPU, not at their defaults
+    # of XLA for GPU, where they are not at their defaults
+    switches: Mapping[str, str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

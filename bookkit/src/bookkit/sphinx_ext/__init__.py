@@ -17,7 +17,6 @@ pages       what templates are told, notebooks to download, files that no page l
 frame       descriptions, links to mend and to report, the edition in the foot; 404.html
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from sphinx.config import Config
 from sphinx.util import logging
 
 import bookkit
+from bookkit.run.execute import hash_of
 from bookkit.sphinx_ext import (
     claims,
     entries,
@@ -71,10 +71,7 @@ def keep_the_site(app: Sphinx) -> None:
 
 def note_code(app: Sphinx, config: Config) -> None:
     """Pages that other code took apart are read again: Sphinx knows of their text and settings alone."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(bookkit.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    config.book_code = digest.hexdigest()
+    config.book_code = hash_of(sorted(Path(bookkit.__file__).parent.rglob("*.py")))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
