@@ -1,0 +1,27 @@
+"""For the tests of the book's pages: eight devices, a cache of compiled programs, and the page."""
+
+import os
+from pathlib import Path
+
+# Before anything uses JAX: what the setup cell of a page says.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8", NPROC="16")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from pages import run  # noqa: E402
+
+# The book's site has no such cache: its key leaves out source lines, and the site prints them.
+CACHE = Path(__file__).parents[2] / "_build" / "compiled-for-tests"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture(scope="module")
+def page(request):
+    """The page that this module names in PAGE, executed once for all of its tests."""
+    with run(request.module.PAGE) as executed:
+        yield executed
+    jax.clear_caches()

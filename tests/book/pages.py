@@ -1,0 +1,112 @@
+"""Run the code cells of a page of the book in this process, and keep what they leave.
+
+    with run("02-variables") as page:
+        page.held                  # a variable, as the last cell of the page leaves it
+        page.after("moved").held   # the same, as the cell tagged id-moved left it
+
+A page starts with no mesh set and JAX's usual settings, in an empty folder. What it changes for the
+whole process is undone at the end of the `with` block.
+"""
+
+import contextlib
+import linecache
+import os
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import jupytext
+import pytest
+from flax import nnx
+
+compiled_for_cpu = pytest.mark.skipif(
+    jax.default_backend() != "cpu", reason="it is the CPU compiler that chooses this"
+)
+BOOK = Path(__file__).parents[2] / "book"
+
+
+class Cell(NamedTuple):
+    id: str
+    source: str
+    tags: list
+
+
+class Page:
+    """The variables of a page that ran, as attributes."""
+
+    def __init__(self, variables, states):
+        self.variables, self._states = variables, states
+
+    def __getattr__(self, name):
+        if name in self.variables:
+            return self.variables[name]
+        raise AttributeError(f"the page has no variable {name}")
+
+    def after(self, id):
+        """The names as they were bound after this cell. What a name stands for may have changed."""
+        return types.SimpleNamespace(**self._states[id])
+
+
+def cells_of(name):
+    """The code cells of a page, each with the id that its tag id-… gives it, or else a number.
+
+    Cells tagged `proof` are left out: they are what tests take the place of.
+    """
+    notebook = jupytext.read(BOOK / f"{name}.md")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    cells = []
+    for number, cell in enumerate(code, 1):
+        tags = cell.metadata.get("tags", [])
+        if "proof" in tags:
+            continue
+        ids = [tag.removeprefix("id-") for tag in tags if tag.startswith("id-")]
+        cells.append(Cell((ids or [str(number)])[0], cell.source, tags))
+    return cells
+
+
+def with_fault(cells, find, replace):
+    """The cells with one line changed, which must stand on the page exactly once."""
+    count = sum(cell.source.count(find) for cell in cells)
+    assert count == 1, f"{find!r} stands {count} times in the code of the page, not once"
+    return [cell._replace(source=cell.source.replace(find, replace)) for cell in cells]
+
+
+@contextlib.contextmanager
+def run(name, until=None, cells=None):
+    """Run a page, or only as far as the cell `until`, or with other cells."""
+    cells = cells or cells_of(name)
+    if until:
+        cells = cells[: 1 + [cell.id for cell in cells].index(until)]
+    module = types.ModuleType("page_" + name.replace("-", "_"))
+    states = {}
+    with undone():
+        sys.modules[module.__name__] = module  # where dataclasses look for it
+        for cell in cells:
+            file = f"<{name}, cell {cell.id}>"  # named in tracebacks, which show the lines
+            linecache.cache[file] = len(cell.source), None, cell.source.splitlines(True), file
+            exec(compile(cell.source, file, "exec"), module.__dict__)
+            states[cell.id] = dict(module.__dict__)
+        yield Page(module.__dict__, states)
+
+
+@contextlib.contextmanager
+def undone():
+    """Afterwards the mesh, JAX's and Flax's settings, the environment and the folder are as before."""
+    settings = dict(jax.config.values)
+    with (
+        jax.set_mesh(None),
+        nnx.use_eager_sharding(True),
+        mock.patch.dict(os.environ),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+    ):
+        try:
+            yield
+        finally:
+            for name, value in settings.items():
+                if jax.config.values[name] != value:
+                    jax.config.update(name, value)
