@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers coverage offline \
-	po translations new-language anchors linkcheck colab matrix second-compiler canary upgrade publish-as release-ref hooks clean
+	po translations anchors linkcheck colab matrix second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,9 +115,6 @@ po: venv ## write the catalogues for translators, locale/*.po, from the English 
 translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)
 	@$(if $(MSGFMT),.ci/need msgfmt gettext)
 	@$(RUN) bookkit translations $(if $(LIST),--list) $(if $(MSGFMT),--msgfmt)
-
-new-language: venv ## begin a translation: CODE=ja NAME=日本語
-	@$(RUN) bookkit new-language "$(CODE)" "$(NAME)"
 
 colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… in its own image)
 	@$(RUN) bookkit colab $(if $(IMAGE),--image $(IMAGE))

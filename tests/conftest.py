@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGEST = (
     "tests/examples/test_train.py",  # six minutes, the next two
     "tests/browser/test_pages.py",
-    "tests/bookkit/test_third_language.py",
     "tests/bookkit/test_publish_as.py",
     "tests/book/test_launch_helper.py",
     "tests/bookkit/test_build_site.py",

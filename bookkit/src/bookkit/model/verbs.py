@@ -9,7 +9,6 @@ VERBS = {  # in the order of a day's work
     "sync": ("words.sync", "write notebooks/ and shared cells from book/"),
     "po": ("words.po", "bring the catalogues for translators up to date"),
     "translations": ("words.report", "say what is translated, and what is broken"),
-    "new-language": ("words.new_language", "begin a translation"),
     "lint": ("lint.command", "check pages against the rules of the house"),
     "mutants": ("lint.faults", "plant each listed fault and see that its cell fails"),
     "coverage": ("lint.rows", "name the cells that prove each row of the coverage table"),
