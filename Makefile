@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 INSTALLED := $(VENV)/.requirements-installed
 EDITABLE := $(VENV)/.packages-installed
-PACKAGES := pyproject.toml bookkit/pyproject.toml
+PACKAGES := pyproject.toml bookkit/pyproject.toml companion/pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Where it is set, as in many containers, every kernel compiles 2,000 modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,7 +41,7 @@ venv: ## make the virtual environment (every other target does so when needed)
 	}
 	@cat $(PACKAGES) | cmp -s - $(EDITABLE) || { \
 	  set -e; \
-	  $(BIN)/pip install --quiet --no-deps -e . -e ./bookkit; \
+	  $(BIN)/pip install --quiet --no-deps -e . -e ./bookkit -e ./companion; \
 	  cat $(PACKAGES) > $(EDITABLE); \
 	}
 

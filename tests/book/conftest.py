@@ -1,14 +1,14 @@
 """For the tests of the book's pages: eight devices, a cache of compiled programs, and the page."""
 
-import os
 from pathlib import Path
 
-# Before anything uses JAX: what the setup cell of a page says.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.update(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8", NPROC="16")
+import pytest
+
+import many_devices
+
+many_devices.setup()  # before anything uses JAX
 
 import jax  # noqa: E402
-import pytest  # noqa: E402
 
 from pages import run  # noqa: E402
 

@@ -1,7 +1,8 @@
 """Programs of the book compiled again, for TPU and GPU; what was stored of them, and the claims.
 
-book/compiled/claims.toml says which programs, and what the book claims of them; book/compiled/rows.json
-what each compiler made of them. `bookkit second-compiler` writes the second from the first.
+book/compiled/claims.toml says which programs, and what the book claims of them;
+companion/many_devices/compiled.json what each compiler made of them. `bookkit second-compiler` writes
+the second from the first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def table_path(book: Book) -> Path:
 
 
 def rows_path(book: Book) -> Path:
-    return book.root / "book" / "compiled" / "rows.json"
+    return book.root / "companion" / "many_devices" / "compiled.json"
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Measured:
     def _found(self, name: str) -> dict[str, Any]:
         if name not in self._programs:
             raise Problem(
-                f"book/compiled/rows.json has no program {name}: run `make second-compiler`"
+                f"companion/many_devices/compiled.json has no program {name}: run `make second-compiler`"
             )
         return self._programs[name][self._compiler]
 

@@ -1,7 +1,9 @@
-"""meshscope as notebooks install it: one wheel, the same bytes wherever it is built.
+"""The wheels that notebooks install, meshscope and many_devices: the same bytes wherever they are built.
 
-The site serves the wheel. The setup cell of every notebook names it with its sha256, so that pip
-takes no other, whoever owns the address. No wheel is committed: it follows from the source.
+The site serves both below wheels/SHA256/, so that an address names its content. The setup cell of a
+notebook pins the companion, many_devices, by its sha256, and the companion's own requirement pins
+meshscope, so that pip takes no other, whoever owns the address. No wheel is committed: they follow
+from the source.
 """
 
 from __future__ import annotations
@@ -21,7 +23,24 @@ from pathlib import Path
 
 from bookkit.model.book import Problem
 
-SOURCES = ("src/meshscope", "pyproject.toml", "LICENSE")
+
+@dataclass(frozen=True)
+class Package:
+    """A package of this repository: the folder of its pyproject.toml, and what is built."""
+
+    name: str
+    folder: str
+    sources: tuple[str, ...]
+
+
+MESHSCOPE = Package("meshscope", ".", ("src/meshscope", "pyproject.toml", "LICENSE"))
+COMPANION = Package(
+    "many_devices", "companion", ("companion/many_devices", "companion/pyproject.toml")
+)
+REQUIREMENT = "companion/pyproject.toml"  # pins meshscope
+CELL = "companion/setup_cell.py"  # pins the companion
+CELL_HASH = re.compile(r'(?<=SHA256 = ")[0-9a-f]{64}(?=")')
+REQUIRED = re.compile(r"wheels/[0-9a-f]{64}/meshscope-[\w.+]+\.whl#sha256=[0-9a-f]{64}")
 FOLDER = "wheels/"  # below the site's address
 DATE = (2020, 2, 2, 0, 0, 0)  # of every file in the wheel
 FILE = re.compile(r"meshscope-[\w.+]+-py3-none-any\.whl")
@@ -40,8 +59,13 @@ class Wheel:
 
     @property
     def path(self) -> str:
-        """Below the site's address."""
+        """Below the site's address, for notebooks whose setup cell names no content."""
         return FOLDER + self.name
+
+    @property
+    def lasting_path(self) -> str:
+        """Below the site's address: nothing else will ever be there."""
+        return f"{FOLDER}{self.sha256}/{self.name}"
 
 
 def has_package(root: Path) -> bool:
@@ -49,8 +73,8 @@ def has_package(root: Path) -> bool:
     return (root / "src" / "meshscope").is_dir()
 
 
-def known_files(root: Path) -> list[Path]:
-    """What git knows of the package, so that no stray file gets into it; all, if this is no clone."""
+def known_files(root: Path, package: Package = MESHSCOPE) -> list[Path]:
+    """What git knows of a package, so that no stray file gets into it; all, if this is not a clone."""
     command = [
         "git",
         "ls-files",
@@ -59,13 +83,15 @@ def known_files(root: Path) -> list[Path]:
         "--others",
         "--exclude-standard",
         "--",
-        *SOURCES,
+        *package.sources,
     ]
     git = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if git.returncode == 0 and git.stdout:
         paths = [root / name for name in git.stdout.split("\0") if name]
     else:
-        paths = [path for part in SOURCES for path in [root / part, *(root / part).rglob("*")]]
+        paths = [
+            path for part in package.sources for path in [root / part, *(root / part).rglob("*")]
+        ]
     return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
 
 
@@ -80,9 +106,10 @@ def stored(wheel: bytes) -> bytes:
     return out.getvalue()
 
 
-def build_wheel(root: Path) -> Wheel:
+def build_wheel(root: Path, package: Package = MESHSCOPE) -> Wheel:
     """The wheel of this source, in less than a second and without network."""
-    requires = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["build-system"]
+    project = root / package.folder / "pyproject.toml"
+    requires = tomllib.loads(project.read_text("utf-8"))["build-system"]
     (wanted,) = requires["requires"]  # hatchling==1.33.0
     try:
         found = f"hatchling=={importlib.metadata.version('hatchling')}"
@@ -90,21 +117,21 @@ def build_wheel(root: Path) -> Wheel:
         found = "no hatchling"
     if found != wanted:
         raise Problem(
-            f"The wheel of meshscope is built with {wanted} (pyproject.toml), and there is {found}: "
-            "run `make venv`, or install requirements.txt"
+            f"The wheel of {package.name} is built with {wanted} (pyproject.toml), and there is "
+            f"{found}: run `make venv`, or install requirements.txt"
         )
     from hatchling.builders.wheel import WheelBuilder
 
     with tempfile.TemporaryDirectory(prefix="book-wheel-") as folder:
-        for path in known_files(root):
+        for path in known_files(root, package):
             target = Path(folder, "source", path.relative_to(root))
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
-        builder = WheelBuilder(str(Path(folder, "source")))
+        builder = WheelBuilder(str(Path(folder, "source", package.folder)))
         try:
             (made,) = builder.build(directory=str(Path(folder, "out")), versions=["standard"])
         except (OSError, ValueError, TypeError) as error:  # what hatchling says of pyproject.toml
-            raise Problem(f"The wheel of meshscope cannot be built: {error}") from None
+            raise Problem(f"The wheel of {package.name} cannot be built: {error}") from None
         return Wheel(Path(made).name, stored(Path(made).read_bytes()))
 
 
@@ -117,6 +144,16 @@ def with_pin(text: str, wheel: Callable[[], Wheel]) -> str:
         return text
     made = wheel()
     return HASH.sub(made.sha256, FILE.sub(made.name, text))
+
+
+def with_requirement(text: str, wheel: Wheel) -> str:
+    """The companion's pyproject.toml, which requires this wheel of meshscope and no other."""
+    return REQUIRED.sub(f"{wheel.lasting_path}#sha256={wheel.sha256}", text)
+
+
+def with_cell_hash(text: str, wheel: Wheel) -> str:
+    """The setup cell, which installs this wheel of the companion and no other."""
+    return CELL_HASH.sub(wheel.sha256, text)
 
 
 def unlike_pin(text: str, wheel: Wheel) -> str:

@@ -1,6 +1,6 @@
 """Compile the programs that the book makes claims of for TPU and GPU too, and store what became of them.
 
-    bookkit second-compiler --compilers DIR            compile all afresh, write book/compiled/rows.json
+    bookkit second-compiler --compilers DIR            compile all afresh, write companion/many_devices/compiled.json
     bookkit second-compiler --compilers DIR --only NAME …    some programs, by name
     bookkit second-compiler --compilers DIR --compare  write nothing; list what differs, by claim
     bookkit second-compiler --page          write the page's tables from what is stored
@@ -129,7 +129,7 @@ def noted(
 def compile_all(
     book: Book, asked: Asked, others: Path, only: Sequence[str], workers: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """What rows.json should hold, and what failed; of that it keeps what was stored."""
+    """What compiled.json should hold, and what failed; of that it keeps what was stored."""
     versions = {name: version_of(name, others) for name in OTHER_COMPILERS}
     stored, here = load_rows(book), releases()
     unknown = set(only) - set(asked.programs)
@@ -305,7 +305,9 @@ def check(book: Book, workers: int = 2, note: bool = False) -> str:
     gone = [name for name in stored["programs"] if name not in asked.programs]
     if missing or gone:
         names = ", ".join(missing + gone)
-        raise Problem(f"claims.toml and rows.json list other programs ({names}): run `{COMMAND}`.")
+        raise Problem(
+            f"claims.toml and compiled.json list other programs ({names}): run `{COMMAND}`."
+        )
     problems = misjudged(judge(asked, stored["programs"]))
     if book.source(CLAIMS_PAGE).read_text("utf-8") != page_text(book, asked, stored):
         problems.append(f"{CLAIMS_PAGE}.md is out of date: run `bookkit second-compiler --page`.")
@@ -323,7 +325,7 @@ def check(book: Book, workers: int = 2, note: bool = False) -> str:
         problems += [
             f"{one.page}.md: the program {one.name} (after the cell id-{one.after}) is another than "
             f"the one that was compiled for TPU and GPU: run `{COMMAND}`, read what differs, commit "
-            "book/compiled/rows.json"
+            "companion/many_devices/compiled.json"
             for one in doubtful
             if one not in same
         ]

@@ -3,8 +3,9 @@
     bookkit sync            write what changed
     bookkit sync --check    write nothing; name what is out of date and fail
 
-1. book/cells/setup.py, and any page that says how to install meshscope, get the name and the sha256
-   of the wheel that the source of meshscope gives (built here, in less than a second).
+1. companion/pyproject.toml gets the sha256 of the wheel that the source of meshscope gives, and the
+   setup cell, companion/setup_cell.py, that of the companion (both are built here, in two seconds).
+   Pages in the old form: book/cells/setup.py names the wheel of meshscope itself.
 2. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py; one tagged `stored-rows`
    what book/compiled/rows.json has of the programs that the page's code names.
 3. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
@@ -30,7 +31,17 @@ import yaml
 from bookkit.model.book import Book, Problem, find_root
 from bookkit.model.compiled import STORED_TAG, stored_cell
 from bookkit.model.entries import INDEX, with_index, with_messages_met
-from bookkit.model.package import SETUP, build_wheel, with_pin
+from bookkit.model.package import (
+    CELL,
+    COMPANION,
+    REQUIREMENT,
+    SETUP,
+    build_wheel,
+    has_package,
+    with_cell_hash,
+    with_pin,
+    with_requirement,
+)
 from bookkit.words.notebooks import translate_notebook, translation
 
 CODE_CELL = re.compile(
@@ -39,6 +50,20 @@ CODE_CELL = re.compile(
 OPTIONS = re.compile(
     r"(?:---\n(?P<yaml>.*?)^---\n|(?P<short>(?::[\w-]+:[^\n]*\n)+))?\n*", re.M | re.S
 )
+
+
+def pinned(root: Path) -> Iterator[tuple[Path, str]]:
+    """The companion's requirement of meshscope, and the setup cell's of the companion.
+
+    The requirement is written at once, since the companion's wheel is built from it.
+    """
+    path = root / REQUIREMENT
+    text = with_requirement(path.read_text("utf-8"), build_wheel(root))
+    if path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")
+        print(f"wrote {REQUIREMENT}")
+    cell = root / CELL
+    yield cell, with_cell_hash(cell.read_text("utf-8"), build_wheel(root, COMPANION))
 
 
 def shared_name(options: dict[str, object]) -> str | None:
@@ -69,6 +94,8 @@ def with_shared_cells(
         name = shared_name(known)
         if name is None and not rows:
             return cell[0]
+        if name == "setup" and "many_devices" in cell["body"]:
+            name = "companion"  # a page in the new form
         if not rows and name not in shared:
             raise Problem(
                 f"{page}: a cell is tagged for {name}, but there is no book/cells/{name}.py"
@@ -97,6 +124,9 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
     """Each file that is made, with what it should hold."""
     wheel = functools.cache(lambda: build_wheel(book.root))
     shared = {}
+    if has_package(book.root):
+        [(path, shared["companion"])] = pinned(book.root)
+        yield path, shared["companion"]
     for path in sorted((book.root / "book" / "cells").glob("*.py")):
         shared[path.stem] = with_pin(path.read_text("utf-8"), wheel)
         yield path, shared[path.stem]

@@ -1,0 +1,27 @@
+"""The companion of the book: its eight devices, its data and models, and its small helpers.
+
+    import many_devices
+    many_devices.setup()  # eight simulated devices, before JAX is used
+
+    from many_devices.helpers import put
+    from many_devices.model import Model, Strategy
+
+A chapter shows a program where it introduces it. Later pages import it from here, by name:
+
+| module | what it holds | introduced in |
+|---|---|---|
+| `helpers` | `put`, `traffic`, `misplaced`, `type_of`, `attempt` | chapters 1, 2 and 7 |
+| `data` | the handwritten digits | chapter 4 |
+| `model` | `Config`, `Strategy`, `Block`, `Model`, `loss_of` | chapter 4 |
+| `training` | the training step, batches, a short training run | chapter 4 |
+| `logical` | the table of logical axes, and a transformer that uses it | chapter 6 |
+| `processes` | start a program as several processes | chapter 11 |
+| `plain_fsdp` | FSDP of two matrices in plain JAX | chapters 9 and 11 |
+| `compiled` | what the compilers for TPU and GPU made of the book's programs | fsdp-bytes |
+| `draw` | bars and curves as inline SVG | |
+"""
+
+from many_devices._setup import setup
+
+__all__ = ["setup"]
+__version__ = "0.1.0"

@@ -1,0 +1,159 @@
+"""Small drawings in SVG: bars, stacked bars and curves."""
+
+import math
+from html import escape
+
+from IPython.display import HTML
+
+
+def bars(rows, says, unit="kB"):
+    """{row: {column: bytes}} as inline SVG: every number above its bar."""
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    most = max(value for row in rows.values() for value in row.values())
+    scale, wide, left = {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit], 108, 112
+
+    def text(x, y, words, more=""):
+        return f'<text x="{x}" y="{y}"{more}>{escape(words)}</text>'
+
+    def bar(x, y, value):
+        digits = 2 if most < 100 * scale else 0
+        length = max(value / most * (wide - 16), 0.5)
+        return (
+            text(x, y, f"{value / scale:,.{digits}f}") + f'<rect x="{x}" '
+            f'y="{y + 4}" width="{length:.1f}" height="9" opacity=".55"/>'
+        )
+
+    drawn = [
+        text(left + i * wide, 14 + 15 * j, part, ' font-weight="bold"')
+        for i, name in enumerate(columns)
+        for j, part in enumerate([*name.split("\n"), unit])
+    ]
+    top = 51 + 15 * max(name.count("\n") for name in columns)
+    for y, (name, row) in zip(range(top, top + 34 * len(rows), 34), rows.items()):
+        drawn += [text(0, y + 6, name)]
+        drawn += [
+            bar(left + columns.index(column) * wide, y, value) for column, value in row.items()
+        ]
+    right, below = left + len(columns) * wide, top + 34 * len(rows) - 14
+    return HTML(
+        f'<svg role="img" aria-label="{escape(says)}" width="{right}" '
+        f'viewBox="0 0 {right} {below}" font-size="12" fill="currentColor" '
+        f'style="min-width:{min(right, 600)}px;max-width:100%;height:auto" '
+        'font-family="sans-serif">'
+        f"{''.join(drawn)}</svg>"
+    )
+
+
+def curves(lines, says, x="step", y="loss", log=False):
+    """{name: [(x, y), ...]} as inline SVG, y from 0 or, with log, in powers of ten."""
+    dashes = ["", "6 3", "2 2", "9 3 2 3", "1 4"]
+    points = [point for line in lines.values() for point in line]
+    x_most, y_most = max(a for a, _ in points), max(b for _, b in points)
+
+    def ticks(most):
+        unit = 10 ** math.floor(math.log10(most))
+        wide = next(n * unit for n in (0.2, 0.5, 1, 2) if most <= 5 * n * unit)
+        return [n * wide for n in range(math.floor(1.01 * most / wide) + 1)]
+
+    if log:
+        low = math.floor(math.log10(min(b for _, b in points)))
+        high = math.ceil(math.log10(y_most))
+        marks = {10.0**n: f"1e{n}" for n in range(low, high + 1)}
+    else:
+        marks = {value: f"{value:,.3g}" for value in ticks(y_most)}
+    left, right, top, bottom = 44, 350, 34 + 16 * len(lines), 214 + 16 * len(lines)
+
+    def at_x(value):
+        return left + (right - left) * value / x_most
+
+    def at_y(value):
+        share = (math.log10(value) - low) / (high - low) if log else value / y_most
+        return bottom - (bottom - top) * share
+
+    def text(x, y, words, anchor="start"):
+        at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        return f"<text {at}>{escape(words)}</text>"
+
+    def path(places, more):
+        ends = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
+        return f'<path d="M{ends}" fill="none" stroke="currentColor" {more}/>'
+
+    drawn = [
+        text(0, top - 12, y),
+        text(right, bottom + 34, x, "end"),
+        path([(left, top), (left, bottom), (right, bottom)], 'opacity=".6"'),
+    ]
+    for value, words in marks.items():
+        drawn.append(text(left - 6, at_y(value) + 4, words, "end"))
+        drawn.append(path([(left, at_y(value)), (right, at_y(value))], 'opacity=".15"'))
+    for value in ticks(x_most):
+        drawn.append(text(at_x(value), bottom + 17, f"{value:,.4g}", "middle"))
+    for i, (name, line) in enumerate(lines.items()):
+        how = f'stroke-width="1.6" stroke-dasharray="{dashes[i % len(dashes)]}"'
+        drawn.append(path([(left, 10 + 16 * i), (left + 28, 10 + 16 * i)], how))
+        drawn.append(text(left + 36, 14 + 16 * i, name))
+        drawn.append(path([(at_x(a), at_y(b)) for a, b in line], how))
+        for a, b in line if len(line) < 9 else ():  # few points: say where they are
+            drawn.append(f'<circle cx="{at_x(a):.1f}" cy="{at_y(b):.1f}" r="2.5"/>')
+    return HTML(
+        f'<svg role="img" aria-label="{escape(says)}" width="440" '
+        f'viewBox="0 0 360 {bottom + 40}" font-size="12" fill="currentColor" '
+        'style="max-width:100%;height:auto" font-family="sans-serif">'
+        f"{''.join(drawn)}</svg>"
+    )
+
+
+def stacks(rows, says, unit="GB", limits=(), fills=None):
+    """{row: {part: bytes}} as inline SVG: parts side by side, their sum right."""
+    scale = {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
+    greys = [("currentColor", opacity) for opacity in (0.8, 0.55, 0.33, 0.15)]
+    fills = fills or dict(zip(parts, greys))
+    most = max([*limits, *(sum(row.values()) / scale for row in rows.values())])
+    digits = 0 if most >= 100 else 1
+
+    def text(x, y, words, more=""):
+        return f'<text x="{x:.1f}" y="{y}" {more}>{escape(words)}</text>'
+
+    def box(x, y, width, part):
+        colour, opacity = fills.get(part, ("currentColor", 0.1))
+        return (
+            f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.5):.1f}" height="15" '
+            f'fill="{colour}" fill-opacity="{opacity}" stroke="currentColor" '
+            'stroke-width=".5" stroke-opacity=".5"/>'
+        )
+
+    drawn, x, y = [], 0, 4
+    for part in parts:  # the key, in as many lines as it takes
+        length = 32 + 7.2 * len(part)
+        x, y = (0, y + 20) if x + length > 360 else (x, y)
+        drawn += [box(x, y, 16, part), text(x + 21, y + 12, part)]
+        x += length
+    y += 34
+    for name, row in rows.items():
+        total = sum(row.values()) / scale
+        drawn.append(text(0, y + 10, name, 'font-weight="600"'))
+        words = f"{total:,.{digits}f} {unit}"
+        drawn.append(text(360, y + 10, words, 'text-anchor="end"'))
+        x, y = 0, y + 15
+        for part, value in row.items():
+            width = value / scale / most * 359
+            drawn.append(box(x, y, width, part))
+            x += width
+        for limit in limits:  # a tick across the bar, with an edge of the background
+            for colour, width in (("Canvas", 4), ("currentColor", 1.5)):
+                drawn.append(
+                    f'<path d="M{limit / most * 359:.1f} {y - 2}v19" '
+                    f'stroke="{colour}" stroke-width="{width}"/>'
+                )
+        y += 27
+    for limit in limits:
+        x = limit / most * 359
+        words, middle = f"{limit} {unit}", 'text-anchor="middle"'
+        drawn.append(text(min(x, 330), y + 14, words, middle))
+    return HTML(
+        f'<svg role="img" aria-label="{escape(says)}" width="480" '
+        f'viewBox="0 0 360 {y + 20}" font-size="12" fill="currentColor" '
+        'style="max-width:100%;height:auto" font-family="sans-serif">'
+        f"{''.join(drawn)}</svg>"
+    )
