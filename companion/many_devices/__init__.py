@@ -10,7 +10,8 @@ A chapter shows a program where it introduces it. Later pages import it from her
 
 | module | what it holds | introduced in |
 |---|---|---|
-| `helpers` | `put`, `traffic`, `misplaced`, `type_of`, `attempt` | chapters 1, 2 and 7 |
+| `helpers` | `put`, `traffic`, `type_of`, `attempt` | chapters 1, 2 and 7 |
+| `checks` | `misplaced`, `assert_placed` | chapters 2 and 6 |
 | `data` | the handwritten digits | chapter 4 |
 | `model` | `Config`, `Strategy`, `Block`, `Model`, `loss_of` | chapter 4 |
 | `training` | the training step, batches, a short training run | chapter 4 |

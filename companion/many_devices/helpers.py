@@ -1,4 +1,4 @@
-"""Small helpers that several pages use. Each stands in full on the page that introduces it."""
+"""Small helpers of plain JAX that several pages use, each shown on the page that introduces it."""
 
 import contextlib
 import io
@@ -17,26 +17,6 @@ def put(x, mesh, *spec):
 def traffic(function, *inputs, mesh=None):
     """The collectives of the program that jax.jit makes of function and inputs."""
     return ms.collectives(jax.jit(function).lower(*inputs).compile(), mesh)
-
-
-def misplaced(model, mesh):
-    """One line for each parameter that is not where its annotation says."""
-    from flax import nnx  # here, because chapters 7 and 8 are about JAX alone
-
-    lines = []
-    for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        name = ".".join(map(str, path))
-        names = weight.get_metadata().get("out_sharding")  # None if nobody annotated
-        if names is None:
-            lines.append(f"{name}: no annotation")
-        else:
-            wanted = jax.NamedSharding(mesh, jax.P(*names))
-            if not weight.sharding.is_equivalent_to(wanted, weight.ndim):
-                lines.append(
-                    f"{name}: annotated {names}, on each device "
-                    f"{weight.sharding.shard_shape(weight.shape)}"
-                )
-    return lines
 
 
 def type_of(function, *inputs):

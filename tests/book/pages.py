@@ -3,6 +3,8 @@
     with run("02-variables") as page:
         page.held                  # a variable, as the last cell of the page leaves it
         page.after("moved").held   # the same, as the cell tagged id-moved left it
+    with run("02-variables", until="moved") as page:
+        page.model                 # an object that later cells change in place
 
 A page starts with no mesh set and JAX's usual settings, in an empty folder. What it changes for the
 whole process is undone at the end of the `with` block.
@@ -11,8 +13,10 @@ whole process is undone at the end of the `with` block.
 import contextlib
 import linecache
 import os
+import re
 import sys
 import tempfile
+import tomllib
 import types
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +37,11 @@ class Cell(NamedTuple):
     id: str
     source: str
     tags: list
+
+    @property
+    def in_view(self):
+        """Is its code seen without opening a fold? The setup cell is not part of the lesson."""
+        return not {"setup", "hide-cell", "hide-input", "remove-cell"} & set(self.tags)
 
 
 class Page:
@@ -68,6 +77,45 @@ def cells_of(name):
     return cells
 
 
+def moved_pages():
+    """The pages in the new form: their shared code is an import, and their proofs are tests."""
+    texts = {path.stem: path.read_text("utf-8") for path in sorted(BOOK.glob("*.md"))}
+    return [
+        name
+        for name, text in texts.items()
+        if "many_devices.setup()" in text and not re.search(r"^:tags: \[.*\bproof\b", text, re.M)
+    ]
+
+
+def tables():
+    """The table of each page in tests/pages: its planted faults, and wrong answers to exercises."""
+    folder = BOOK.parent / "tests" / "pages"
+    paths = sorted(folder.glob("*.toml"))
+    return {path.stem: tomllib.loads(path.read_text("utf-8")) for path in paths}
+
+
+def check_exercise(page, name, exercise):
+    """The check of an exercise says "not yet" to the stub and a wrong answer, else "correct"."""
+    cells = {tag: cell.source for cell in cells_of(name) for tag in cell.tags}
+    wrong = tables()[name]["exercise"][exercise]["wrong"]
+    answers = [
+        (cells[f"exercise-{exercise}"], "not yet"),
+        (wrong, "not yet"),
+        (cells[f"solution-{exercise}"], "correct"),
+    ]
+    for answer, said in answers:
+        variables = dict(page.variables)
+        exec(answer, variables)
+        check, given = (variables[f"{what}_{exercise}"] for what in ("check", "answer"))
+        assert check(given).startswith(said), f"{check(given)!r} to {answer}"
+
+
+def exercises_of(name):
+    """The names of a page's exercises."""
+    tags = [tag for cell in cells_of(name) for tag in cell.tags]
+    return [tag.removeprefix("exercise-") for tag in tags if tag.startswith("exercise-")]
+
+
 def with_fault(cells, find, replace):
     """The cells with one line changed, which must stand on the page exactly once."""
     count = sum(cell.source.count(find) for cell in cells)
@@ -88,9 +136,22 @@ def run(name, until=None, cells=None):
         for cell in cells:
             file = f"<{name}, cell {cell.id}>"  # named in tracebacks, which show the lines
             linecache.cache[file] = len(cell.source), None, cell.source.splitlines(True), file
-            exec(compile(cell.source, file, "exec"), module.__dict__)
+            execute(cell, file, module.__dict__)
             states[cell.id] = dict(module.__dict__)
         yield Page(module.__dict__, states)
+
+
+def execute(cell, file, variables):
+    """Run a cell. An error remembers in which cell it was raised; one tagged so must raise."""
+    must_raise = "raises-exception" in cell.tags
+    try:
+        exec(compile(cell.source, file, "exec"), variables)
+    except Exception as error:
+        if not must_raise:
+            error.cell = cell.id
+            raise
+    else:
+        assert not must_raise, f"cell {cell.id} is tagged raises-exception and did not raise"
 
 
 @contextlib.contextmanager

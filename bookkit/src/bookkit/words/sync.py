@@ -11,13 +11,15 @@
 3. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
    times play no part, and the same source gives the same bytes.
 4. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
-5. book/messages.md lists the entries of the pages book/messages-*.md, and a fold at the end of each
+5. A page ends in a line that counts its claims, the tests in tests/book, and links them.
+6. book/messages.md lists the entries of the pages book/messages-*.md, and a fold at the end of each
    page those that send their readers to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import hashlib
 import re
@@ -29,6 +31,7 @@ import nbformat
 import yaml
 
 from bookkit.model.book import Book, Problem, find_root
+from bookkit.model.chapter import parse
 from bookkit.model.compiled import STORED_TAG, stored_cell
 from bookkit.model.entries import INDEX, with_index, with_messages_met
 from bookkit.model.package import (
@@ -44,6 +47,7 @@ from bookkit.model.package import (
 )
 from bookkit.words.notebooks import translate_notebook, translation
 
+CLAIMS = re.compile(r"\n*^✓ \d+ claims? on this page[^\n]*\n*\Z", re.M)
 CODE_CELL = re.compile(
     r"(?P<fence>`{3,})\{code-cell\}[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S
 )
@@ -140,9 +144,11 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
         elif book.kind(page) != "reference":
             text = with_messages_met(text, book, page)
         if page not in book.chapters:
-            yield source, text
+            yield source, with_claims(text, book, page)
             continue
         text = with_shared_cells(text, shared, f"{page}.md", stored_cell(book, [text]))
+        if not any(cell.is_proof for cell in parse(source.stem, text).code):
+            text = with_claims(text, book, page)
         yield source, text
         notebook = as_notebook(text)
         yield book.notebook(page), nbformat.writes(notebook) + "\n"
@@ -150,6 +156,21 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
             known = translation(book, language, page)
             translated = translate_notebook(notebook, book, page, language, known)
             yield book.notebook(page, language), nbformat.writes(translated) + "\n"
+
+
+def with_claims(text: str, book: Book, page: str) -> str:
+    """The page, which ends in a line that counts and links its tests."""
+    name = page.rsplit("/", 1)[-1]
+    path = book.root / "tests" / "book" / f"test_{name.replace('-', '_')}.py"
+    text = CLAIMS.sub("", text).rstrip("\n") + "\n"
+    if not path.exists():
+        return text
+    tree = ast.parse(path.read_text("utf-8"))
+    count = sum(isinstance(n, ast.FunctionDef) and n.name.startswith("test_") for n in tree.body)
+    told = "1 claim on this page is" if count == 1 else f"{count} claims on this page are"
+    file = path.relative_to(book.root).as_posix()
+    where = f"[{file}]({book.repo}/blob/{book.ref}/{file})"
+    return f"{text}\n✓ {told} tested: {where}, run by `make test PAGE={name}`.\n"
 
 
 def leftovers(book: Book) -> list[Path]:

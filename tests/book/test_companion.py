@@ -1,0 +1,38 @@
+"""What the package many_devices offers is what the pages show."""
+
+import ast
+import inspect
+
+import pytest
+
+from many_devices import checks, helpers
+from pages import cells_of, moved_pages
+
+# Where a page introduces what later pages import: the same statements, apart from layout.
+SHOWN = [
+    ("02-variables", helpers.put),
+    ("02-variables", helpers.traffic),
+    ("02-variables", checks.misplaced),
+]
+
+
+def definitions(source):
+    """The functions and classes that a source defines, as syntax trees without docstrings."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            for inner in ast.walk(node):
+                if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(inner):
+                    inner.body = inner.body[1:]
+            found[node.name] = ast.dump(node)
+    return found
+
+
+@pytest.mark.parametrize("page, offered", SHOWN, ids=lambda it: getattr(it, "__name__", it))
+def test_the_page_shows_what_the_package_offers(page, offered):
+    if page not in moved_pages():
+        pytest.skip(f"{page} is in the old form")
+    shown = {}
+    for cell in cells_of(page):
+        shown |= definitions(cell.source)
+    assert shown[offered.__name__] == definitions(inspect.getsource(offered))[offered.__name__]
