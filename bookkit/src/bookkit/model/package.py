@@ -40,7 +40,7 @@ COMPANION = Package(
 REQUIREMENT = "companion/pyproject.toml"  # pins meshscope
 CELL = "companion/setup_cell.py"  # pins the companion
 CELL_HASH = re.compile(r'(?<=SHA256 = ")[0-9a-f]{64}(?=")')
-REQUIRED = re.compile(r"wheels/[0-9a-f]{64}/meshscope-[\w.+]+\.whl#sha256=[0-9a-f]{64}")
+REQUIRED = re.compile(r"wheels/[0-9a-f]{64}/meshscope-[\w.+-]+\.whl#sha256=[0-9a-f]{64}")
 FOLDER = "wheels/"  # below the site's address
 DATE = (2020, 2, 2, 0, 0, 0)  # of every file in the wheel
 FILE = re.compile(r"meshscope-[\w.+]+-py3-none-any\.whl")
@@ -154,6 +154,15 @@ def with_requirement(text: str, wheel: Wheel) -> str:
 def with_cell_hash(text: str, wheel: Wheel) -> str:
     """The setup cell, which installs this wheel of the companion and no other."""
     return CELL_HASH.sub(wheel.sha256, text)
+
+
+def unlike_companion(text: str, wheel: Wheel) -> str:
+    """What a text with a setup cell asks for, if that is not this companion; empty if it is."""
+    hashes = set(CELL_HASH.findall(text.replace('\\"', '"')))
+    if hashes == {wheel.sha256}:
+        return ""
+    asked = ", ".join(f"{one[:12]}…" for one in sorted(hashes)) or "none"
+    return f"pins many_devices by the sha256 {asked}, and its source gives {wheel.sha256[:12]}…"
 
 
 def unlike_pin(text: str, wheel: Wheel) -> str:

@@ -22,7 +22,17 @@ import nbformat
 
 from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, Language, Problem, find_root
-from bookkit.model.package import FOLDER, SETUP, Wheel, build_wheel, has_package, unlike_pin
+from bookkit.model.package import (
+    CELL,
+    COMPANION,
+    REQUIREMENT,
+    SETUP,
+    Wheel,
+    build_wheel,
+    has_package,
+    unlike_companion,
+    unlike_pin,
+)
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
 from bookkit.site.redirects import honour
@@ -84,27 +94,38 @@ def ids_of(page: Path) -> set[str]:
     return set(re.findall(r"\s(?:id|name)=[\"']([^\"']+)", page.read_text("utf-8")))
 
 
-def wheel_of(book: Book) -> Wheel | None:
-    """The wheel to serve; Problem if the setup cell asks for another, before anything is executed."""
+def wheels_of(book: Book) -> tuple[Wheel, Wheel] | None:
+    """The wheels to serve; Problem if a pin asks for another, before anything is executed."""
     if not has_package(book.root):
         return None  # a made-up book
-    wheel = build_wheel(book.root)
-    if what := unlike_pin((book.root / SETUP).read_text("utf-8"), wheel):
-        raise Problem(f"{SETUP} {what}: run `make sync`, and build again.")
-    return wheel
+    meshscope, companion = build_wheel(book.root), build_wheel(book.root, COMPANION)
+    required = (book.root / REQUIREMENT).read_text("utf-8")
+    pins = {
+        SETUP: unlike_pin((book.root / SETUP).read_text("utf-8"), meshscope),
+        REQUIREMENT: "" if meshscope.sha256 in required else "requires another meshscope",
+        CELL: unlike_companion((book.root / CELL).read_text("utf-8"), companion),
+    }
+    if wrong := [f"{name} {what}" for name, what in pins.items() if what]:
+        raise Problem(f"{'; '.join(wrong)}: run `make sync`, and build again.")
+    return meshscope, companion
 
 
-def serve_wheel(book: Book, wheel: Wheel, site: Path) -> None:
-    """Put the wheel into the site; Problem if a notebook there asks for another."""
-    (site / FOLDER).mkdir()
-    (site / wheel.path).write_bytes(wheel.data)
-    served = Wheel(wheel.name, (site / wheel.path).read_bytes())
-    wrong = [
-        f"{path.relative_to(site).as_posix()} {what}"
-        for path in sorted(site.glob("**/notebooks/*.ipynb"))
-        if "meshscope" in (text := path.read_text("utf-8"))  # the quick start needs none
-        and (what := unlike_pin(text, served))
-    ]
+def serve_wheels(wheels: tuple[Wheel, Wheel], site: Path) -> None:
+    """Put the wheels into the site; Problem if a notebook there asks for others."""
+    meshscope, companion = wheels
+    for wheel in wheels:
+        (site / wheel.lasting_path).parent.mkdir(parents=True)
+        (site / wheel.lasting_path).write_bytes(wheel.data)
+    (site / meshscope.path).write_bytes(meshscope.data)  # for pages in the old form
+    wrong = []
+    for path in sorted(site.glob("**/notebooks/*.ipynb")):
+        text = path.read_text("utf-8")
+        if "many_devices.setup()" in text:
+            what = unlike_companion(text, companion)
+        else:
+            what = unlike_pin(text, meshscope) if "meshscope" in text else ""
+        if what:
+            wrong.append(f"{path.relative_to(site).as_posix()} {what}")
     if wrong:
         raise Problem(
             "\n".join(wrong)
@@ -112,7 +133,9 @@ def serve_wheel(book: Book, wheel: Wheel, site: Path) -> None:
         )
 
 
-def assemble(book: Book, outputs: dict[str, Path], site: Path, wheel: Wheel | None = None) -> None:
+def assemble(
+    book: Book, outputs: dict[str, Path], site: Path, wheels: tuple[Wheel, Wheel] | None = None
+) -> None:
     """Copy the outputs (by language) together, check that nothing is missing, then swap folders."""
     new, old = site.with_name(site.name + ".new"), site.with_name(site.name + ".old")
     if old.exists() and not site.exists():  # whoever swapped folders was stopped halfway
@@ -134,8 +157,8 @@ def assemble(book: Book, outputs: dict[str, Path], site: Path, wheel: Wheel | No
             "and each chapter its notebooks (`make sync`)."
         )
     try:
-        if wheel:
-            serve_wheel(book, wheel, new)
+        if wheels:
+            serve_wheels(wheels, new)
         honour(book, new)
         if dead := list(dead_addresses(book, new)):
             raise Problem("\n".join(dead))
@@ -159,13 +182,13 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     absent = [f"{page}.md" for page in book.pages if not book.source(page).exists()]
     if absent:
         raise Problem(f"_toc.yml names {', '.join(absent)}, which do not exist.")
-    wheel = wheel_of(book)
+    wheels = wheels_of(book)
     execute(book)
     build_pages(book)
     outputs = {
         language.code: root / "_build" / language.code / "html" for language in book.languages
     }
-    assemble(book, outputs, site, wheel)
+    assemble(book, outputs, site, wheels)
     print(
         f"The site is in {site.relative_to(root)}: {len(book.pages)} pages in "
         f"{len(book.languages)} languages. `make serve` shows it."
