@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +96,23 @@ class Book:
         """Pages (as Sphinx names them: book/01-mesh) in the order of _toc.yml."""
         return [str(page).removesuffix(".md") for page in self.toc]
 
+    @cached_property
+    def path(self) -> list[str]:
+        """The way that Previous and Next lead: the introduction, and the top level of each part."""
+        parts = [part for part in self.toc.root.subtrees if part.caption != "Reference"]
+        return [self.pages[0], *(str(page) for part in parts for page in part.files())]
+
+    def sections(self, page: str) -> list[str]:
+        """The deeper pages that hang on a chapter."""
+        if page not in self.toc or page == self.pages[0]:
+            return []
+        return [str(one) for part in self.toc[page].subtrees for one in part.files()]
+
+    @cached_property
+    def parents(self) -> dict[str, str]:
+        """The chapter of each deeper page."""
+        return {below: page for page in self.pages for below in self.sections(page)}
+
     def kind(self, page: str) -> str:
         """A chapter has a number; a reference stands in that part of _toc.yml; all else is a page."""
         if page in self.chapters and self.number(page) is not None:
@@ -110,12 +126,6 @@ class Book:
         found = re.match(r"(\d\d)-", page.rsplit("/", 1)[-1])
         return int(found[1]) or None if found else None
 
-    @cached_property
-    def exceptions(self) -> dict[str, Any]:
-        """Pages that do not follow a rule yet, by what they lack; see tests/exceptions.toml."""
-        path = self.root / "tests" / "exceptions.toml"
-        return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
-
     def source(self, page: str) -> Path:
         return self.root / f"{page}.md"
 
@@ -127,7 +137,7 @@ class Book:
     def notebook(self, page: str, language: Language | None = None) -> Path:
         """The .ipynb of a chapter; the source language's unless another is given."""
         folder = self.root / "notebooks" / (language.path if language else "")
-        return folder / f"{page.rsplit('/', 1)[-1]}.ipynb"
+        return folder / f"{page.removeprefix('book/')}.ipynb"
 
     def page_url(self, page: str, language: Language | None = None) -> str:
         return f"{self.site}{language.path if language else ''}{page}.html"

@@ -14,6 +14,7 @@ predictions printed predictions get a tick or a cross
 mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       what templates are told, notebooks to download, files that no page loads
+reading_order  Previous and Next go from chapter to chapter; deeper pages hang on theirs
 frame       descriptions, links to mend and to report, the edition in the foot; 404.html
 """
 
@@ -38,6 +39,7 @@ from bookkit.sphinx_ext import (
     own_urls,
     pages,
     predictions,
+    reading_order,
     reference,
     search,
     strips,
@@ -81,7 +83,18 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
     app.add_config_value("book_code", "", "env", str)
-    parts = (execution, languages, own_urls, markdown, pages, frame, reference, search, translation)
+    parts = (
+        execution,
+        languages,
+        own_urls,
+        markdown,
+        pages,
+        frame,
+        reading_order,
+        reference,
+        search,
+        translation,
+    )
     for part in (*parts, strips, entries, claims, predictions, figures, mathml):
         part.setup(app)
     return {

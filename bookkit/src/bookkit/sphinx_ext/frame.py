@@ -58,11 +58,10 @@ def description(doctree: nodes.document | None) -> str:
 
 
 def own_paragraphs(doctree: nodes.document) -> Iterator[nodes.paragraph]:
-    """Paragraphs of the page itself, in order: not the notes above them, no tables, no outputs."""
+    """Paragraphs of the page itself, in order: no tables, no outputs."""
     for paragraph in doctree.findall(nodes.paragraph):
         flowing = isinstance(paragraph.parent, (nodes.section, nodes.document))
-        note = "translation-note" in paragraph["classes"]
-        if flowing and not note and paragraph.astext().strip():
+        if flowing and paragraph.astext().strip():
             yield paragraph
 
 
@@ -125,7 +124,7 @@ def edit_url(book: Book, language: Language, page: str) -> str:
 
 def current_page_named(toctree: Callable[..., str]) -> str:
     """The list of pages; the one that is open is named to those who hear the page."""
-    contents = toctree(maxdepth=1, collapse=False, includehidden=True, titles_only=True)
+    contents = toctree(maxdepth=2, collapse=False, includehidden=True, titles_only=True)
     return contents.replace('<a class="current ', '<a aria-current="page" class="current ')
 
 
