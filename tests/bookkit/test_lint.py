@@ -332,7 +332,6 @@ FILES = {
     "book/00-intro.md": "# Intro\n\nWe choose Auto, see [a](https://a.b).\n",
     "book/01-a.md": TOY,
     "book/02-b.md": TOY,
-    "tests/exceptions.toml": 'narrow-lines = ["01-a"]\n',
     "tests/names.toml": "",
     "tests/rows.toml": '[A1]\nkind = "judgement"\nchapters = ["00-intro"]\ncan = "choose"\n'
                        '[A2]\nkind = "asserted"\nchapters = ["01-a", "02-b"]\ncan = "count"\n',
@@ -405,9 +404,6 @@ BOOKS = [
     ("one-table-a-page", "tests/pages/02-b.toml", 'rows = ["A2"]\n', "", "fault n: it lacks rows"),
     ("one-table-a-page", "tests/pages/02-b.toml", 'fails = "sure"', "", "give `fails`"),
     ("one-table-a-page", "tests/pages/02-b.toml", 'id = "A2"', "", "row None: it lacks id"),
-    ("exceptions-shrink", "tests/exceptions.toml", "narrow-lines", "wide-lines", "wide-lines is no rule"),
-    ("exceptions-shrink", "tests/exceptions.toml", '"01-a"', '"01-a", "03-c"', "there is no book/03-c.md"),
-    ("exceptions-shrink", "tests/exceptions.toml", '"01-a"', '"01-a", "01-a"', "01-a twice"),
     ("one-release", "CHANGELOG.md", "0.2.0", "0.3.0", "version 0.2.0, but CHANGELOG.md has 0.3.0"),
     ("one-release", "CHANGELOG.md", "2026-11-30", "unreleased", "date-released is 2026-11-30, but CHANGELOG.md says that 0.2.0 is unreleased"),
     ("one-release", "CHANGELOG.md", "## 0", "# 0", "names no release"),

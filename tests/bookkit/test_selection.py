@@ -182,7 +182,7 @@ def test_workers_of_xdist_leave_out_the_same(change):
 def test_patterns_name_files_as_a_shell_does():
     assert selection.matches("book/01-a.md", "book/*.md") and not selection.matches("book/figures/a.md", "book/*.md")
     assert selection.matches("locale/zh_TW/a.po", "locale/") and not selection.matches("book/01-a.md", "*.md")
-    for name in ("book/01-a.md", "notebooks/zh-TW/01-a.ipynb", "locale/terms.toml", "README.md", "tests/exceptions.toml"):
+    for name in ("book/01-a.md", "notebooks/zh-TW/01-a.ipynb", "locale/terms.toml", "README.md"):
         assert selection.is_prose(name), name
     for name in ("book/cells/setup.py", "notebooks/conftest.py", "tests/pages/01-a.toml", "bookkit/src/bookkit/x.py"):
         assert not selection.is_prose(name), name

@@ -11,13 +11,13 @@ from bookkit.words.catalogues import Catalogue
 from bookkit.words.comments import with_comments
 from bookkit.words.messages import code_messages
 from bookkit.words.notebooks import (
+    ENGLISH_LEFT,
     Translation,
     messages_in_markdown,
     summaries,
     translate_markdown,
     translate_notebook,
 )
-from bookkit.words.notes import NOTE_ON_TOP, NOTE_WORDS, Notes
 from toy import FRONT, code
 
 MESSAGES = {
@@ -140,7 +140,7 @@ def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_cod
     )
     known = Translation(
         catalogue(tmp_path / "x.po", MESSAGES.items()),
-        words={"Open in Colab": "在 Colab 開啟", "This passage has not been translated yet.": "未譯"},
+        words={"Open in Colab": "在 Colab 開啟", ENGLISH_LEFT: "未譯"},
         code={"item": "項目"},
     )
     made = translate_notebook(english, book, page, chinese, known)
@@ -155,79 +155,7 @@ def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_cod
     assert english.cells[0].source == text and english.cells[1].source == source
 
 
-def test_notes_stand_above_what_is_stale_or_missing(tmp_path):
-    text = """\
-# An old heading
-
-A paragraph that was edited after it was translated.
-
-A claim.
-
-Never seen before,
-two lines.
-
-Nor this: its neighbour's note is enough.
-
-## A claim
-
-Nor this, below another heading.
-
-- item
-- a new item of a list
-
-| same | `code` |
-|---|---|
-| a cell without translation | $x$ |
-
-> [!NOTE]
-> A box that nobody translated.
-"""
-    known = catalogue(
-        tmp_path / "x.po",
-        [
-            ("An old heading", "舊標題", "fuzzy"),
-            ("A paragraph that was edited after it was translated, a bit.", "改過的一段。"),
-            ("A claim.", "主張。"),
-            ("A claim", "主張"),
-            ("item", "項目"),
-            ("same", "相同"),
-        ],
-    )
-    assert translate_markdown(text, known.translations, Notes(known.states(messages_in_markdown(text)), MARKS.get)) == """\
-# An old heading
-
-<small>STALE</small>
-
-A paragraph that was edited after it was translated.
-
-主張。
-
-<small>MISSING</small>
-
-Never seen before,
-two lines.
-
-Nor this: its neighbour's note is enough.
-
-## 主張
-
-<small>MISSING</small>
-
-Nor this, below another heading.
-
-- 項目
-- <small>MISSING</small> a new item of a list
-
-| 相同 | `code` |
-|---|---|
-| <small>MISSING</small> a cell without translation | $x$ |
-
-> [!NOTE]
-> A box that nobody translated.
-"""
-
-
-def test_a_rewritten_page_says_so_once_at_its_top(tmp_path):
+def test_a_notebook_that_is_partly_in_english_says_so_once_at_its_top(tmp_path):
     book = Book()
     page, chinese = book.chapters[0], book.language("zh-TW")
     badge = f"[![Open in Colab]({book.site}_static/colab-badge.svg)]({book.colab_url(page)}) [Read this chapter on the site]({book.page_url(page)})"
@@ -235,12 +163,14 @@ def test_a_rewritten_page_says_so_once_at_its_top(tmp_path):
         nbformat.v4.new_markdown_cell(f"# A claim\n\n{badge}\n\nA paragraph that nobody translated.\n\nsame"),
         nbformat.v4.new_markdown_cell("Another one.\n\n- item"),
     ])
-    text = catalogue(tmp_path / "x.po", MESSAGES.items())
-    made = translate_notebook(english, book, page, chinese, Translation(text, {NOTE_ON_TOP: "未譯完"}, {}, True))
+    known = Translation(catalogue(tmp_path / "x.po", MESSAGES.items()), {ENGLISH_LEFT: "未譯完"})
+    made = translate_notebook(english, book, page, chinese, known)
     assert re.sub(r"\[!.*", "BADGE", made.cells[0].source) == (
         "# 主張\n\nBADGE\n\n<small>未譯完</small>\n\nA paragraph that nobody translated.\n\n相同"
     )
     assert made.cells[1].source == "Another one.\n\n- 項目"
+    whole = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f"# A claim\n\n{badge}\n\nsame")])
+    assert "未譯完" not in translate_notebook(whole, book, page, chinese, known).cells[0].source
 
 
 def test_summaries_of_folds_are_messages():
@@ -290,6 +220,3 @@ def test_the_title_of_a_proof_is_that_of_its_claim(tmp_path):
     known = catalogues.for_code(book, chinese, "book/01-mesh")
     assert with_comments(source, known) == "# @title 已驗證：一切都好\nassert True  # 或否"
     assert [m.text for m in code_messages(Book(tmp_path))["code/01-mesh"]] == ["or not"]
-
-
-MARKS = {NOTE_WORDS["stale"]: "STALE", NOTE_WORDS["missing"]: "MISSING"}

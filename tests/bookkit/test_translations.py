@@ -5,7 +5,6 @@ A real catalogue is copied, one message is broken in one way, and the check must
 import functools
 import re
 import shutil
-import tomllib
 
 import polib
 import pytest
@@ -14,7 +13,7 @@ from sphinx.config import Config
 from bookkit import sphinx_ext
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import parse
-from bookkit.words import catalogues, po, untranslated
+from bookkit.words import catalogues, po
 from bookkit.words import report as translations
 from bookkit.words.checks import (
     House,
@@ -31,7 +30,6 @@ from bookkit.words.notebooks import BADGE, messages_in_markdown
 from bookkit.words.report import (
     BROKEN,
     check_catalogue,
-    check_file,
     check_files,
     check_language,
     is_markdown,
@@ -47,30 +45,15 @@ MSGFMT = shutil.which("msgfmt")
 # The catalogues as they are.
 
 
-def one_by_one(book, language):
-    """Each catalogue of a language as a parameter: a change of another leaves its tests out."""
-    folder = catalogues.catalogue_folder(book, language).parent
-    for path in sorted(folder.rglob("*.po")):
-        read = (path, folder / "terms.toml", book.root / untranslated.EXCEPTIONS)
-        reads = pytest.mark.reads(*(one.relative_to(book.root).as_posix() for one in read))
-        yield pytest.param(language, path, marks=reads, id=path.relative_to(folder.parent).as_posix())
-
-
-CATALOGUES = [one for language in LANGUAGES for one in one_by_one(BOOK, language)]
-# No page is shown with what a language remembers.
-SHOWN = [one for one in CATALOGUES if one.values[1] != catalogues.memory_path(BOOK, one.values[0])]
-
-
-@pytest.mark.parametrize("language, path", SHOWN)
-def test_no_translation_lost_anything_and_words_are_the_books_own(language, path):
-    name = path.relative_to(catalogues.catalogue_folder(BOOK, language)).with_suffix("").as_posix()
-    found = check_language(BOOK, language, [name])
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
+def test_no_translation_lost_anything_and_words_are_the_books_own(language):
+    found = check_language(BOOK, language)
     assert not found, "\n".join(["", *map(str, found)])
 
 
-@pytest.mark.parametrize("language, path", CATALOGUES)
-def test_gettext_accepts_every_catalogue(language, path):  # with msgfmt -c too, where it is installed
-    found = list(check_file(BOOK, path, MSGFMT))
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
+def test_gettext_accepts_every_catalogue(language):  # with msgfmt -c too, where it is installed
+    found = list(check_files(BOOK, language, MSGFMT))
     assert not found, "\n".join(["", *found])
 
 
@@ -86,15 +69,6 @@ def test_what_is_excepted_is_of_a_catalogue_that_there_is(language):
 def messages():
     """The messages of the book as it is."""
     return po.every_message(BOOK)
-
-
-@pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
-def test_all_is_translated_but_what_may_wait(messages, language):
-    parts = translations.parts_of(BOOK, language, messages)
-    now = untranslated.left(BOOK, ((name, part.counts) for name, part in parts.items()))
-    listed = untranslated.allowed(BOOK, language)
-    found = [] if listed is None else list(untranslated.wrong(language, listed, now))
-    assert not found, "\n".join(["", *found])
 
 
 @pytest.mark.parametrize("page", BOOK.chapters)
@@ -488,23 +462,10 @@ def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys)
 
 
 @pytest.mark.reads()  # a made-up book
-def test_the_report_fails_for_what_is_not_on_the_list_and_writes_what_is_left(edited, monkeypatch, capsys):
-    root = edited[0].root
-    lists = root / "tests" / "exceptions.toml"
-    lists.parent.mkdir()
-    lists.write_text("few-timings = []\n\n[untranslated.zh_TW]\n02-variables = 2\n")
-    book = Book(root)
-    again = (book, *edited[1:])
-    status, _, err = report(again, monkeypatch, capsys)
-    assert status == BROKEN and "01-mesh: 2 messages are not translated, it is not on the list" in err
-    assert "02-variables: none of 2 messages left" in err
-    status, out, err = report(again, monkeypatch, capsys, "--count")
-    assert status == BROKEN and "02-variables" not in err and "0 messages may be left untranslated, 2 before" in out
-    status, out, err = report((Book(root), *edited[1:]), monkeypatch, capsys, "--count", "01-mesh")
-    assert status == 0, err
-    assert tomllib.loads(lists.read_text()) == {"few-timings": [], "untranslated": {"zh_TW": {"01-mesh": 2}}}
-    lists.unlink()
-    lists.parent.rmdir()
+def test_only_a_release_asks_for_all_messages(edited, monkeypatch, capsys):
+    status, _, err = report(edited, monkeypatch, capsys, "--complete")
+    assert status == BROKEN and "繁體中文: 2 messages are left to translate" in err
+    assert report(edited, monkeypatch, capsys)[0] == 0
 
 
 @pytest.mark.reads()  # a made-up book
@@ -528,68 +489,13 @@ def test_without_msgfmt_it_says_so_or_fails(edited, monkeypatch, capsys):
         translations.main(["--msgfmt"], edited[0].root)
 
 
-# What may wait.
-
-
-def test_only_pages_on_the_list_may_be_incomplete():
-    language = LANGUAGES[0]
-    now = {"01-mesh": 3, "02-variables": 0, "code/shared": 1}
-
-    def wrong(**listed):
-        return " ".join(untranslated.wrong(language, {name.replace("_", "/"): n for name, n in listed.items()}, now))
-
-    assert not list(untranslated.wrong(language, {"01-mesh": 3, "code/shared": 1}, now))
-    assert "01-mesh: 3 messages are not translated, it is not on the list" in wrong(code_shared=1)
-    assert "code/shared: 1 messages are not translated" in wrong(**{"01-mesh": 3})
-    assert "only 2 may be" in wrong(**{"01-mesh": 2}) and "--count 01-mesh" in wrong(**{"01-mesh": 2})
-    assert "01-mesh: 3 of 9 messages left" in wrong(**{"01-mesh": 9}) and "`bookkit translations --count`" in wrong(**{"01-mesh": 9})
-    assert "02-variables: none of 2 messages left" in wrong(**{"02-variables": 2})
-    assert "there is no page or catalogue 12-gone" in wrong(**{"12-gone": 2})
-
-
-def test_numbers_fall_by_themselves_and_rise_only_for_rewritten_pages():
-    listed, now = {"a": 3, "b": 2, "gone": 1}, {"a": 1, "b": 4, "c": 5, "code/shared": 0}
-    assert untranslated.lowered(listed, now, []) == {"a": 1, "b": 2}
-    assert untranslated.lowered(listed, now, ["c", "b", "code/shared"]) == {"a": 1, "b": 4, "c": 5}
-    with pytest.raises(Problem, match="no page or catalogue d"):
-        untranslated.lowered(listed, now, ["d"])
-
-
-@pytest.mark.parametrize("text", [
-    'x = 1\n\n[untranslated.zh_TW]\n01-mesh = 3  # why\n"code/shared" = 1\n\n# about ja\n[untranslated.ja]\na = 1\n',
-    "x = 1\n\n# about ja\n[untranslated.ja]\na = 1",
-    "x = 1\n[untranslated.zh_TW]\n# about ja\n[untranslated.ja]\na = 1\n",
-])
-def test_the_list_is_written_and_all_else_in_its_file_stays(tmp_path, text):
-    path, new = tmp_path / "exceptions.toml", {"02-variables": 7, "code/shared": 2}
-    path.write_text(text)
-    untranslated.write_list(path, LANGUAGES[0], new)
-    assert tomllib.loads(path.read_text()) == {"x": 1, "untranslated": {"zh_TW": new, "ja": {"a": 1}}}
-    assert "# about ja" in path.read_text()
-    untranslated.write_list(path, LANGUAGES[0], {})
-    assert tomllib.loads(path.read_text())["untranslated"]["zh_TW"] == {}
-
-
-@pytest.mark.parametrize("text", ["untranslated = []", "untranslated = ['01-mesh']", "[untranslated.zh_TW]\n01-mesh = 0",
-                                  "[untranslated.zh_TW]\n01-mesh = true"])
-def test_a_list_that_cannot_be_read_says_so(book, text):
-    (book.root / "tests").mkdir()
-    (book.root / "tests" / "exceptions.toml").write_text(text)
-    if text.endswith("[]"):  # as if there were none
-        assert untranslated.allowed(book, LANGUAGES[0]) is None
-    else:
-        with pytest.raises(Problem, match="tests/exceptions.toml: untranslated"):
-            untranslated.allowed(book, LANGUAGES[0])
-
-
 def test_a_page_that_waits_may_lack_what_only_a_whole_page_can_have(tmp_path):
     book = small(tmp_path, "網格。", "一個網格。", "網格有名字。")
     said = " ".join(map(str, check_language(book, LANGUAGES[0])))
     assert "nothing is excepted any more" in said and "網格, 3 times on the page, and never with its English" in said
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "exceptions.toml").write_text("[untranslated.zh_TW]\n01-mesh = 1\n")
-    assert not check_language(Book(tmp_path), LANGUAGES[0])
-    assert check_language(small(tmp_path, "3 个裝置。"), LANGUAGES[0])  # each message is still looked at
+    book = small(tmp_path, "網格。", "一個網格。", "網格有名字。", "")
+    assert not check_language(book, LANGUAGES[0])
+    assert check_language(small(tmp_path, "3 个裝置。", ""), LANGUAGES[0])  # each message is still looked at
 
 
 # Claims and folds.

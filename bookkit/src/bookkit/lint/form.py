@@ -17,9 +17,8 @@ from itertools import zip_longest
 from bookkit.lint.anatomy import WRITTEN_MESH
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rows import asserts
-from bookkit.lint.rules import CHAPTER, PAGE, RULES, WHOLE, Page, Said, SaidOfBook, rule
-from bookkit.model.book import Book
-from bookkit.model.chapter import CHECKED, EXERCISE_PARTS, Cell, page_files
+from bookkit.lint.rules import CHAPTER, PAGE, Page, Said, rule
+from bookkit.model.chapter import CHECKED, EXERCISE_PARTS, Cell
 
 RULE_LINES = 8  # of a show cell, as a rule: the median of a page with at least this many cells
 PLAIN_LINES = 12  # of one that defines no function and no class
@@ -395,22 +394,3 @@ def unlike_a_prediction(page: Page, cell: Cell) -> Said:
     for line in lines:
         if len(line.rstrip()) > PHONE:
             yield cell.line, f"{len(line)} columns in {line[:40]!r}…; a phone shows {PHONE}"
-
-
-# The list of pages that do not follow these rules yet.
-
-
-@rule(WHOLE)
-def exceptions_shrink(book: Book) -> SaidOfBook:
-    """tests/exceptions.toml lists pages that there are and that still need their place on it."""
-    path, there = "tests/exceptions.toml", {one.stem for one in page_files(book.root)}
-    for kind, names in book.exceptions.items():
-        if kind == "untranslated":
-            continue  # bookkit/words/untranslated.py sees to it
-        if kind not in RULES:
-            yield path, 1, f"{kind} is no rule: `bookkit lint --rules` names them"
-        for name in names:
-            if name not in there:
-                yield path, 1, f"{kind} lists {name}, but there is no book/{name}.md: delete it"
-            elif names.count(name) > 1:
-                yield path, 1, f"{kind} lists {name} twice: delete one"

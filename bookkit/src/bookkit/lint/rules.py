@@ -78,7 +78,7 @@ def rule(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def of_page(page: Page, rules: Iterable[Rule]) -> Iterator[Finding]:
-    """What is wrong with a page, and what it is excepted from without need.
+    """What is wrong with a page.
 
     A reference with code keeps the rules of pages too; one without is a table or a list.
     """
@@ -88,12 +88,8 @@ def of_page(page: Page, rules: Iterable[Rule]) -> Iterator[Finding]:
     for one in rules:
         if not kinds & set(one.kinds):
             continue
-        found = [Finding(f"book/{name}.md", line, one.id, what) for line, what in one.check(page)]
-        if name not in page.book.exceptions.get(one.id, ()):
-            yield from found
-        elif not found:
-            what = f"{one.id} lists {name}, which keeps this rule: take it off the list"
-            yield Finding("tests/exceptions.toml", 1, "exceptions-shrink", what)
+        for line, what in one.check(page):
+            yield Finding(f"book/{name}.md", line, one.id, what)
 
 
 def of_text(name: str, text: str, book: Book, rules: Iterable[Rule]) -> Iterator[Finding]:

@@ -42,16 +42,10 @@ def collect(app: Sphinx, doctree: nodes.document) -> None:
     for claim in doctree.findall(ClaimText):
         if claim.parent["ids"]:
             slug = claim.parent["ids"][0].removeprefix("checked-")
-            words = "".join(child.astext() for child in claim.children if not is_note(child))
             named = COMPILED_FOR.search(claim.rawsource)
             compiler = named[1] if named else None
-            found.append(Shown(slug, words.strip(), compiler, claim.parent["stored"]))
+            found.append(Shown(slug, claim.astext().strip(), compiler, claim.parent["stored"]))
     app.env.metadata[app.env.docname]["book_claims"] = found
-
-
-def is_note(node: nodes.Node) -> bool:
-    """ "Not translated yet", which stands beside a claim."""
-    return isinstance(node, nodes.Element) and "translation-note" in node["classes"]
 
 
 def claims_by_page(app: Sphinx) -> dict[str, list[Shown]]:

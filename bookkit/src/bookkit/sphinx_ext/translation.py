@@ -1,9 +1,8 @@
-"""What Sphinx's own translation leaves out: code, drawings, and honesty about what is missing.
+"""Translate what Sphinx leaves out: comments in code, drawings, and summaries of folds.
 
 Comments and drawings are translated when a page is read, after its execution came from the cache:
 no translation changes a cache's key. Text that is not translated, or was edited since, stays
-English below a small note; a page with much of it says so at its top. A page whose English was
-rewritten, and is on the list of what is not translated yet, says so at its top alone.
+English, and a banner at the top of its page says how much does.
 """
 
 import functools
@@ -14,16 +13,13 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.nodes import extract_messages
 
-from bookkit.model.book import Book, Language
-from bookkit.words import catalogues, untranslated
-from bookkit.words.catalogues import State
+from bookkit.model.book import Book
+from bookkit.words import catalogues
 from bookkit.words.comments import with_comments
 from bookkit.words.drawn import Translator, labels_path
 from bookkit.words.messages import code_messages, found_by_matching, messages_of_page
 from bookkit.words.notebooks import with_summaries
-from bookkit.words.notes import Notes
 
-ENOUGH = 90  # per cent of a page; with less, or where it was rewritten, it carries a banner
 PYTHON = {"ipython3", "ipython", "python", "python3"}
 
 
@@ -48,17 +44,7 @@ def translate_page(app: Sphinx, doctree: nodes.document) -> None:
     translate_drawings(doctree, translator(app, page))
     translate_summaries(doctree, catalogues.Catalogue(folder / f"{page}.po").translations)
     slant_latin(doctree)
-    states = mark_untranslated(book, language, page, doctree)
-    catalogue = catalogues.catalogues_of_page(book, language, page)["text"]
-    extra = [
-        message.text for message in messages_of_page(book, page, [])
-    ]  # claims, and summaries as above
-    counted = list({**states, **catalogue.states(extra)}.values())
-    if own := catalogues.catalogues_of_page(book, language, page).get("code"):
-        messages = messages_of_build(app)[catalogues.code_name(page)]
-        counted += own.states(message.text for message in messages).values()
-    done = sum(state == "translated" for state in counted)
-    app.env.metadata[page]["book_translation"] = (done, len(counted))
+    app.env.metadata[page]["book_translation"] = count_english(app, page, doctree)
 
 
 @functools.lru_cache(maxsize=1)
@@ -108,64 +94,34 @@ def translate_summaries(doctree: nodes.document, messages: dict[str, str]) -> No
                 raw += nodes.Text(new)
 
 
-def mark_untranslated(
-    book: Book, language: Language, page: str, doctree: nodes.document
-) -> dict[str, State]:
-    """Mark what stays English, and say so above it; the state of each text."""
-    catalogue = catalogues.catalogues_of_page(book, language, page)["text"]
-    back = {new: old for old, new in catalogue.translations.items()}
+def count_english(app: Sphinx, page: str, doctree: nodes.document) -> tuple[int, int]:
+    """How many of a page's messages are shown in English, and how many there are."""
+    book = Book(app.srcdir)
+    language = book.language(app.config.language)
+    own = catalogues.catalogues_of_page(book, language, page)
+    back = {new: old for old, new in own["text"].translations.items()}
     # Labels such as "Parameters" are Sphinx's own words, which it has translated already.
     found = [(node, words) for node, words in extract_messages(doctree)
              if not isinstance(node, nodes.field_name)]  # fmt: skip
-    english = [
-        back.get(words, words) if isinstance(node, nodes.image) else words for node, words in found
-    ]
-    states = catalogue.states(english)
-    noted = {} if is_rewritten(book, language, page) else states
-    notes = Notes(noted, catalogues.words_of_site(book, language))
-    for (node, _), words in zip(found, english):
-        if not isinstance(node, nodes.TextElement) or isinstance(node, nodes.image):
-            continue  # captions of the contents and alternative texts
-        heading = isinstance(node, nodes.title) and isinstance(node.parent, nodes.section)
-        note = notes.above(words, heading)
-        if states[words] != "translated":
-            node["classes"] += ["not-translated", f"language-{book.languages[0].web}"]
-        if note:
-            put_note_above(node, nodes.paragraph("", note, classes=["translation-note"]))
-    return states
-
-
-def is_rewritten(book: Book, language: Language, page: str) -> bool:
-    """Is it on the list of what is not translated yet? Then its top says so, and no passage does."""
-    return untranslated.short_name(book, page) in (untranslated.allowed(book, language) or {})
-
-
-def put_note_above(node: nodes.TextElement, note: nodes.paragraph) -> None:
-    """Put a note above its text: below a heading, and inside what may hold no paragraph beside it."""
-    parent = node.parent
-    if isinstance(node, nodes.title):
-        parent.insert(parent.index(node) + 1, note)
-    elif isinstance(node, nodes.term):
-        definitions = [part for part in parent if isinstance(part, nodes.definition)]
-        (definitions[0] if definitions else parent).insert(0, note)
-    elif isinstance(node, nodes.paragraph):
-        parent.insert(parent.index(node), note)
-    else:
-        node += nodes.inline("", f" {note.astext()}", classes=["translation-note"])
+    texts = [back.get(words, words) if isinstance(node, nodes.image) else words
+             for node, words in found]  # fmt: skip
+    texts += [message.text for message in messages_of_page(book, page, [])]  # claims, summaries
+    states = list(own["text"].states(texts).values())
+    if code := own.get("code"):
+        messages = messages_of_build(app)[catalogues.code_name(page)]
+        states += code.states(message.text for message in messages).values()
+    return sum(state != "translated" for state in states), len(states)
 
 
 def banner(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    done, total = app.env.metadata.get(pagename, {}).get("book_translation", (0, 0))
-    book = Book(app.srcdir)
-    rewritten = is_rewritten(book, book.language(app.config.language), pagename)
-    if total and (100 * done < ENOUGH * total or rewritten):
+    english, total = app.env.metadata.get(pagename, {}).get("book_translation", (0, 0))
+    if english:
+        book = Book(app.srcdir)
         context["book_translation"] = {
-            "done": done,
-            "left": total - done,
+            "left": english,
             "total": total,
-            "rewritten": rewritten,
             "how": f"{book.repo}/blob/{book.ref}/TRANSLATING.md",
         }
 

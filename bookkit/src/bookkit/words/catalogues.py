@@ -91,6 +91,11 @@ class Catalogue:
         entries = self.entries.items()
         return {text: entry.msgstr for text, entry in entries if entry.msgstr and not entry.fuzzy}
 
+    @property
+    def is_complete(self) -> bool:
+        """Is every message of the file translated? Only `make po` brings new ones there."""
+        return all(text in self.translations or not has_words(text) for text in self.entries)
+
     def states(self, texts: Iterable[str]) -> dict[str, State]:
         """The state of each of the page's texts, as they are now.
 

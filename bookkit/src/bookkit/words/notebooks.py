@@ -1,7 +1,8 @@
 """Chapters' notebooks in another language, from the same catalogues as the site: locale/*.po.
 
 Message by message, as gettext does: a paragraph, heading, list item, table cell or alt text that
-has a translation is replaced; everything else stays English, byte for byte, below a small note.
+has a translation is replaced; everything else stays English, byte for byte, and a line below the
+badge says so.
 Comments in code are replaced too, code is not touched (bookkit/words/comments.py).
 Links to the book's own pages go to the translated pages, figures are those with translated words,
 and the badge opens the translated notebook. `make sync` writes them; there is nothing to run here.
@@ -19,16 +20,16 @@ from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Language
-from bookkit.words import catalogues, untranslated
+from bookkit.words import catalogues
 from bookkit.words.catalogues import Catalogue
 from bookkit.words.comments import with_comments
-from bookkit.words.notes import NOTE_ON_TOP, Notes
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
 ALERT = re.compile(r"\[!\w+\][ \t]*\n")
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 FOLD_SUMMARY = re.compile(r"(<summary>)\s*(.*?)\s*(</summary>)", re.S)
 CELL_BORDER = re.compile(r"(?<!\\)\|")
+ENGLISH_LEFT = "The English of this page has changed: what is not translated yet is in English."
 BADGE = re.compile(
     r"\[!\[(?P<colab>[^\]]*)\]\((?P<picture>\S+)\)\]\(\S+\) \[(?P<page>[^\]]*)\]\(\S+\)"
 )
@@ -41,16 +42,13 @@ class Translation:
     text: Catalogue
     words: Mapping[str, str] = field(default_factory=dict)  # of the site's templates
     code: Mapping[str, str] = field(default_factory=dict)
-    rewritten: bool = False  # in English, and on the list of what is not translated yet
 
 
 def translation(book: Book, language: Language, page: str) -> Translation:
     folder = catalogues.catalogue_folder(book, language)
     words = Catalogue(folder / "sphinx.po").translations
     code = catalogues.for_code(book, language, page)
-    listed = untranslated.allowed(book, language) or {}
-    rewritten = untranslated.short_name(book, page) in listed
-    return Translation(Catalogue(folder / f"{page}.po"), words, code, rewritten)
+    return Translation(Catalogue(folder / f"{page}.po"), words, code)
 
 
 def messages_in_markdown(markdown: str) -> list[str]:
@@ -89,34 +87,31 @@ def key(content: str) -> str:
     return content.replace("\n", " ").strip()
 
 
-def translate_markdown(text: str, messages: Mapping[str, str], notes: Notes | None = None) -> str:
+def translate_markdown(text: str, messages: Mapping[str, str]) -> str:
     """Markdown with each message that has a translation replaced."""
-    notes = notes or Notes({})
     lines = text.split("\n")
     edits: list[tuple[int, int, str]] = []
-    column, inside = 0, ""
+    column, in_cell = 0, False
     for token in MARKDOWN.parse(text):
         if token.type == "tr_open":
             column = 0
         elif token.type in ("th_open", "td_open"):
-            column, inside = column + 1, "cell"
-        elif token.type in ("th_close", "td_close", "heading_close"):
-            inside = ""
-        elif token.type == "heading_open":
-            inside = "heading"
+            column, in_cell = column + 1, True
+        elif token.type in ("th_close", "td_close"):
+            in_cell = False
         elif token.type == "inline" and token.map:
             start, end = token.map
             content = token.content
             if alert := ALERT.match(content):
                 content, start = content[alert.end() :], start + 1
-            note = small(notes.above(key(content), heading=inside == "heading"))
             new = translated_message(content, messages)
-            if inside == "cell":
-                if new or note:
-                    cell = f"{note} {new or content}".strip()
-                    lines[start] = with_cell(lines[start], column, cell.replace("|", r"\|"))
-            else:
-                edits += replaced_paragraph(content, start, end, lines, new, note)
+            if new is None:
+                continue
+            first = content.split("\n")[0]
+            if in_cell:
+                lines[start] = with_cell(lines[start], column, new.replace("|", r"\|"))
+            elif first in lines[start]:  # after a prefix: "## ", "- ", "> "
+                edits.append((start, end, lines[start][: lines[start].index(first)] + new))
         elif token.type == "html_block" and token.map:
             start, end = token.map
             block = "\n".join(lines[start:end])
@@ -124,10 +119,6 @@ def translate_markdown(text: str, messages: Mapping[str, str], notes: Notes | No
     for start, end, replacement in sorted(edits, reverse=True):
         lines[start:end] = [replacement]
     return "\n".join(lines)
-
-
-def small(note: str) -> str:
-    return f"<small>{note}</small>" if note else ""
 
 
 def translated_message(content: str, messages: Mapping[str, str]) -> str | None:
@@ -139,26 +130,6 @@ def translated_message(content: str, messages: Mapping[str, str]) -> str | None:
 
     new = IMAGE.sub(with_alt, new)
     return new if new != content else None
-
-
-def replaced_paragraph(
-    content: str, start: int, end: int, lines: list[str], new: str | None, note: str
-) -> list[tuple[int, int, str]]:
-    """How to replace lines start to end, which hold `content` after a prefix ("## ", "- ", "> ")."""
-    first = content.split("\n")[0]
-    if (new is None and not note) or first not in lines[start]:
-        return []
-    prefix = lines[start][: lines[start].index(first)]
-    rest = lines[start][len(prefix) :] if new is None else new
-    if new is None:
-        end = start + 1  # the lines below stay
-    if not note:
-        return [(start, end, prefix + rest)]
-    if prefix.startswith("#"):
-        return [(start, end, f"{prefix}{rest}\n\n{note}")]
-    if not prefix:
-        return [(start, end, f"{note}\n\n{rest}")]
-    return [(start, end, f"{prefix}{note} {rest}")]
 
 
 def with_cell(row: str, column: int, new: str) -> str:
@@ -178,16 +149,15 @@ def translate_notebook(
     translated = copy.deepcopy(notebook)
     markdown = [cell for cell in translated.cells if cell.cell_type == "markdown"]
     every = [text for cell in markdown for text in messages_in_markdown(BADGE.sub("", cell.source))]
-    states = known.text.states(every)
-    notes = Notes({} if known.rewritten else states, lambda text: known.words.get(text, text))
-    messages = known.text.translations
+    below = ""
+    if set(known.text.states(every).values()) - {"translated"}:
+        below = f"\n\n<small>{known.words.get(ENGLISH_LEFT, ENGLISH_LEFT)}</small>"
     for cell in translated.cells:
         if cell.cell_type == "markdown":
-            text = translate_markdown(cell.source, messages, notes)
+            text = translate_markdown(cell.source, known.text.translations)
             for folder in ("book/", "_static/figures/"):
                 text = text.replace(f"{book.site}{folder}", f"{book.site}{language.path}{folder}")
-            on_top = known.words.get(NOTE_ON_TOP, NOTE_ON_TOP) if known.rewritten else ""
-            cell.source = with_badge(text, book, page, language, known.words, small(on_top))
+            cell.source = with_badge(text, book, page, language, known.words, below)
         elif cell.cell_type == "code":
             cell.source = with_comments(cell.source, known.code)
     return translated
@@ -201,10 +171,11 @@ def with_badge(
     messages: Mapping[str, str],
     below: str = "",
 ) -> str:
+    """Markdown whose badge opens the translation, with what stands `below` it."""
+
     def badge(line: re.Match[str]) -> str:
         colab, site = (messages.get(line[part], line[part]) for part in ("colab", "page"))
         picture = f"[![{colab}]({line['picture']})]({book.colab_url(page, language)})"
-        line_of_badge = f"{picture} [{site}]({book.page_url(page, language)})"
-        return f"{line_of_badge}\n\n{below}" if below else line_of_badge
+        return f"{picture} [{site}]({book.page_url(page, language)}){below}"
 
     return BADGE.sub(badge, text)

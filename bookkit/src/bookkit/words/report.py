@@ -3,13 +3,12 @@
     bookkit translations              a table per language: translated, stale, missing
     bookkit translations --list       and each stale or missing message, with its place
     bookkit translations --msgfmt     fail where gettext's msgfmt is not installed
-    bookkit translations --count      lower the numbers in tests/exceptions.toml to what is left
-    bookkit translations --count NAME …   and allow what is left of these pages, just rewritten
+    bookkit translations --complete   fail where anything is left to translate, as a release asks
 
-Compared with the English as it is now, so an edit shows before `make po`. Nothing is executed. A
-language may be incomplete as far as tests/exceptions.toml lets it (bookkit/words/untranslated.py).
-What is incomplete beyond that exits with 2, as do a translation that lost a link, a number, code or
-a formula, a catalogue that gettext refuses, and words against locale/LANGUAGE/terms.toml.
+Compared with the English as it is now, so an edit shows before `make po`. Nothing is executed. What
+is left is reported and fails nothing: the pages show its English. What is broken exits with 2: a
+translation that lost a link, a number, code or a formula, a catalogue that gettext refuses, words
+against locale/LANGUAGE/terms.toml.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,7 @@ import polib
 from babel.messages.pofile import PoFileError, read_po
 
 from bookkit.model.book import Book, Language, Problem, find_root
-from bookkit.words import catalogues, po, untranslated
+from bookkit.words import catalogues, po
 from bookkit.words.catalogues import Catalogue, Message, State
 from bookkit.words.checks import (
     House,
@@ -199,17 +198,15 @@ def is_markdown(name: str) -> bool:
     return not (name.startswith("code/") or name in REST)
 
 
-def check_catalogue(
-    root: Path, path: Path, name: str, house: House, complete: bool = True
-) -> Iterator[Found]:
+def check_catalogue(root: Path, path: Path, name: str, house: House) -> Iterator[Found]:
     """Every finished message of one catalogue against its English and the language's rules.
 
-    What a page says as a whole is asked of it only if it is `complete`.
+    What a page says as a whole is asked of it only if nothing of it is left to translate.
     """
-    markdown, shown = is_markdown(name), path.relative_to(root)
+    markdown, shown, catalogue = is_markdown(name), path.relative_to(root), Catalogue(path)
     page: list[str] = []
     prose: list[tuple[str, polib.POEntry]] = []
-    for text, entry in Catalogue(path).entries.items():
+    for text, entry in catalogue.entries.items():
         if not entry.msgstr or entry.fuzzy:
             continue
         read = as_signs(entry.msgstr, markdown)
@@ -226,29 +223,20 @@ def check_catalogue(
         page.append(read)
         if re.search(r"[.:!?]\W*$", text):  # headings and heads of tables end with no point
             prose.append((read, entry))
-    if name.startswith("book/") and complete:
+    if name.startswith("book/") and catalogue.is_complete:
         for finding, number in without_english(house.terms, [read for read, _ in prose], page):
             entry = prose[number][1]
             yield Found(name, shown, entry.linenum, finding, entry.msgid, entry.msgstr)
 
 
-def check_language(
-    book: Book, language: Language, names: Collection[str] | None = None
-) -> list[Found]:
-    """All that is broken in a language, without what its terms.toml excepts.
-
-    Or in some of its catalogues, by `names`: what is excepted for others is not asked for then.
-    """
+def check_language(book: Book, language: Language) -> list[Found]:
+    """All that is broken in a language, without what its terms.toml excepts."""
     folder = catalogues.catalogue_folder(book, language)
     house = read_house(folder.parent / "terms.toml")
-    incomplete = untranslated.allowed(book, language) or {}
     found: list[Found] = []
     for path in sorted(folder.rglob("*.po")):
         name = path.relative_to(folder).with_suffix("").as_posix()
-        if names is not None and name not in names:
-            continue
-        complete = untranslated.short_name(book, name) not in incomplete
-        found += check_catalogue(book.root, path, name, house, complete)
+        found += check_catalogue(book.root, path, name, house)
     used = Counter[int]()
 
     def excepted(one: Found) -> bool:
@@ -264,9 +252,8 @@ def check_language(
 
     left = [one for one in found if not excepted(one)]
     for number, known in enumerate(house.exceptions):
-        waits = untranslated.short_name(book, known["page"]) in incomplete  # its message is stale
-        asked = names is None or known["page"] in names
-        if asked and not used[number] and house.path and not waits:
+        catalogue = Catalogue(folder / f"{known['page']}.po")  # incomplete: its message may be stale
+        if not used[number] and house.path and catalogue.is_complete:
             what = (
                 f"nothing is excepted any more by page {known['page']!r}, check "
                 f"{known['check']!r}, text {known['text']!r}: delete that entry"
@@ -303,31 +290,13 @@ def check_file(book: Book, path: Path, msgfmt: str | None) -> Iterator[str]:
             yield f"{where}: msgfmt -c says:\n{done.stderr.strip()}"
 
 
-def write_counts(
-    book: Book,
-    language: Language,
-    listed: dict[str, int],
-    now: Counter[str],
-    rewritten: Sequence[str],
-) -> dict[str, int]:
-    new = untranslated.lowered(listed, now, rewritten)
-    path = book.root / untranslated.EXCEPTIONS
-    if new != listed:
-        untranslated.write_list(path, language, new)
-    was, now_is = sum(listed.values()), sum(new.values())
-    print(f"{untranslated.EXCEPTIONS}: {now_is} messages may be left untranslated, {was} before.\n")
-    return new
-
-
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
     options = argparse.ArgumentParser(
         prog="bookkit translations", description=__doc__.split("\n")[0]
     )
     options.add_argument("--list", action="store_true", help="name each stale or missing message")
     options.add_argument("--msgfmt", action="store_true", help="fail if msgfmt is not installed")
-    options.add_argument(
-        "--count", nargs="*", metavar="NAME", help="write how much is left; NAME: just rewritten"
-    )
+    options.add_argument("--complete", action="store_true", help="fail if a message is left")
     chosen, book = options.parse_args(arguments), Book(root or find_root())
     msgfmt = shutil.which("msgfmt")
     if chosen.msgfmt and not msgfmt:
@@ -342,13 +311,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
             print("\n".join(table_of_states(book, language, parts)))
             if chosen.list:
                 print("\n".join([*unfinished(book, parts), ""]))
-            listed = untranslated.allowed(book, language)
-            if listed is not None:
-                now_left = untranslated.left(book, ((n, p.counts) for n, p in parts.items()))
-                if chosen.count is not None:
-                    listed = write_counts(book, language, listed, now_left, chosen.count)
-                wrong += untranslated.wrong(language, listed, now_left)
-            wrong += map(str, check_language(Book(book.root), language))  # with the list as written
+            left = sum(part.counts["stale"] + part.counts["missing"] for part in parts.values())
+            if chosen.complete and left:
+                wrong.append(f"{language.name}: {left} messages are left to translate: --list")
+            wrong += map(str, check_language(book, language))
     if not msgfmt:
         print("msgfmt is not installed: catalogues were read with polib and Babel only.")
     if wrong:
