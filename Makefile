@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers coverage offline \
-	po translations anchors linkcheck colab matrix second-compiler canary upgrade publish-as release-ref hooks clean
+	po translations linkcheck colab matrix second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,9 +133,6 @@ second-compiler: venv ## compile the book's programs for TPU and GPU too (COMPAR
 	  cp requirements-compilers.txt $(COMPILERS)/; \
 	}
 	@$(RUN) bookkit second-compiler --compilers $(COMPILERS) $(if $(ONLY),--only $(ONLY)) $(if $(COMPARE),--compare)
-
-anchors: site ## see that published addresses still lead somewhere (ADD=yes: note the new ones)
-	@$(RUN) bookkit anchors $(if $(ADD),--update)
 
 linkcheck: venv ## try the links to other sites
 	@$(RUN) bookkit linkcheck

@@ -37,10 +37,6 @@
   };
   ["click", "auxclick", "contextmenu"].forEach((kind) => document.addEventListener(kind, keepPlace, true));
 
-  // a passage that moved to another page: its old place says so, and leads on
-  const moved = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (moved && moved.matches(".moved")) location.replace(moved.querySelector("a").href);
-
   // the list of pages begins where the reader is
   const open = document.querySelector(".contents [aria-current='page']");
   if (open) {

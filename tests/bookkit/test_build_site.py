@@ -16,7 +16,7 @@ from bookkit.model.book import Book, Problem
 from bookkit.run import execute
 from bookkit.site import build
 from bookkit.words import sync
-from toy import FRONT, ROOT, site_without_redirects
+from toy import FRONT, ROOT, link_site
 
 PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
 
@@ -63,7 +63,7 @@ print((lambda: 0).__code__.co_filename)
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("toy")
-    site_without_redirects(root)
+    link_site(root)
     for name in ("_config.yml", "conf.py"):
         shutil.copyfile(ROOT / name, root / name)
     (root / "_toc.yml").write_text(
@@ -210,19 +210,6 @@ def test_chinese_is_found_by_pairs_of_characters(book):
 def test_dots_stress_chinese_words_only(book):
     page = html(book, "zh-TW/book/01-toy.html")
     assert '<em class="latin">axis</em>' in page and "<em>重新</em>" in page
-
-
-def test_own_addresses_are_followed_on_the_built_site(book, tmp_path):
-    site = book.root / "_build" / "html"
-    assert not list(build.dead_addresses(book, site))
-    readme, there = book.root / "README.md", "book/00-intro.html#second-claim"
-    for url, wrong in ((there, ""), (f"zh-TW/{there}", ""), ("https://a.b/none.html", ""), ("zh-TW/", ""),
-                       ("book/none.html", "not on the built site"), ("book/01-toy.html#none", "no anchor #none"),
-                       ("zh-TW/book/01-toy.html#none", "no anchor"), ("_static/none.svg", "not on the built site")):
-        readme.write_text(f"[a]({url if url.startswith('https') else book.site + url})", "utf-8")
-        said = "\n".join(build.dead_addresses(book, site))
-        assert (wrong in said and said.startswith("README.md: ")) if wrong else not said, said
-    readme.unlink()
 
 
 # Mistakes. Each starts from the built site and must leave it as it was.

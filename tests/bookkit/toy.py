@@ -29,9 +29,6 @@ CHECK = code("def check_a(answer):\n    return 'not yet'\ncheck_a(answer_a)", "c
 SOLVED = code("# @title Solution\nanswer_a = 1\ncheck_a(answer_a)", "solution-a", "hide-cell", cellView="form")
 
 
-def site_without_redirects(root):
-    """The real frame of pages, in a book that has no addresses of the real one."""
-    (root / "site").mkdir()
-    for path in (ROOT / "site").iterdir():
-        if path.name not in ("redirects.toml", "anchors.txt"):
-            (root / "site" / path.name).symlink_to(path)
+def link_site(root):
+    """Give a made-up book the real frame of pages."""
+    (root / "site").symlink_to(ROOT / "site")

@@ -13,7 +13,7 @@ BELOW = urlsplit(BOOK.site).path  # as it is published: no page may count on bei
 INPUTS = (
     *("*.yml", "book/**/*", "locale/**/*.po", "src/**/*.py", "bookkit/**/sphinx_ext/**/*"),
     *(f"site/{name}/**/*" for name in ("templates", "static", "extra")),
-    *("site/redirects.toml", "bookkit/**/site/build.py", "bookkit/**/site/redirects.py"),
+    "bookkit/**/site/build.py",
 )
 
 

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import unquote, urlencode
 
 from bookkit.model.book import Book
@@ -41,13 +41,6 @@ class Target:
     name: str
     anchor: str = ""
     language: str = ""  # as the address names it, "" for the source language
-
-    def on_site(self, book: Book, site: Path) -> Path | None:
-        """Its file below the built site's root."""
-        folder = site / (book.language(self.language).path if self.language else "")
-        path = folder / {"static": "_static", "image": "_images"}.get(self.kind, "") / self.name
-        candidates = (path.with_name(f"{path.name}.html"), path, path / "index.html")
-        return next((one for one in candidates if one.is_file()), None)
 
 
 def meaning_of_url(url: str, book: Book) -> Target | None:

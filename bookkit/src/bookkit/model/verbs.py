@@ -14,7 +14,6 @@ VERBS = {  # in the order of a day's work
     "coverage": ("lint.rows", "name the cells that prove each row of the coverage table"),
     "offline": ("run.offline", "execute every chapter again without network, and compare"),
     "linkcheck": ("site.linkcheck", "try the links to other sites"),
-    "anchors": ("site.anchors", "see that links which others made still lead somewhere"),
     "screenshot": ("site.screenshot", "photograph a page of the built site"),
     "publish-as": ("site.address", "write another address, branch or tag everywhere"),
     "colab": ("stacks.colab", "run every notebook as Colab would"),

@@ -2,25 +2,19 @@
 
 Each language is built into _build/LANGUAGE/html; the site has the source language at its root and
 the others below (zh-TW/). _build/html is replaced only when everything is complete: no warning, no
-failing cell, no missing page, no address of the book's own that leads nowhere, no notebook that asks
-for another wheel of meshscope than the one that lies in wheels/.
+failing cell, no missing page, no notebook that asks for other wheels than those in wheels/.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import functools
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import nbformat
-
-from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, Language, Problem, find_root
 from bookkit.model.package import (
     CELL,
@@ -35,7 +29,6 @@ from bookkit.model.package import (
 )
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
-from bookkit.site.redirects import honour
 from bookkit.site.sitemap import write_sitemap
 
 ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip", "claims.json"]
@@ -65,33 +58,6 @@ def expected(book: Book) -> list[str]:
     files = [*ALWAYS, *(f"{page}.html" for page in book.pages)]
     files += [f"notebooks/{book.notebook(page).name}" for page in book.chapters]
     return [*ONCE, *(language.path + file for language in book.languages for file in files)]
-
-
-def dead_addresses(book: Book, site: Path) -> Iterator[str]:
-    """Addresses of the book's own that lead nowhere on the built site, page and anchor."""
-    ids = functools.cache(ids_of)  # a page is read once
-    made = [book.notebook(page, one) for page in book.chapters for one in book.languages]
-    for path in sorted([*book.root.glob("book/*.md"), *book.root.glob("*.md"), *made]):
-        where = path.relative_to(book.root).as_posix()
-        for url in addresses(words_of(path)):
-            target = meaning_of_url(url, book)
-            if target is None or target.kind == "repository":
-                continue
-            there = target.on_site(book, site)
-            if there is None:
-                yield f"{where}: {url} is not on the built site: correct the address"
-            elif there.suffix == ".html" and target.anchor and target.anchor not in ids(there):
-                yield f"{where}: {url}: that page has no anchor #{target.anchor}: correct it"
-
-
-def words_of(path: Path) -> str:
-    if path.suffix == ".md":
-        return path.read_text("utf-8")
-    return "\n\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-
-
-def ids_of(page: Path) -> set[str]:
-    return set(re.findall(r"\s(?:id|name)=[\"']([^\"']+)", page.read_text("utf-8")))
 
 
 def wheels_of(book: Book) -> tuple[Wheel, Wheel] | None:
@@ -159,9 +125,6 @@ def assemble(
     try:
         if wheels:
             serve_wheels(wheels, new)
-        honour(book, new)
-        if dead := list(dead_addresses(book, new)):
-            raise Problem("\n".join(dead))
     except Problem:
         shutil.rmtree(new)
         raise

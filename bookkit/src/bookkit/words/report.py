@@ -252,7 +252,7 @@ def check_language(book: Book, language: Language) -> list[Found]:
 
     left = [one for one in found if not excepted(one)]
     for number, known in enumerate(house.exceptions):
-        catalogue = Catalogue(folder / f"{known['page']}.po")  # incomplete: its message may be stale
+        catalogue = Catalogue(folder / f"{known['page']}.po")  # incomplete: may be stale
         if not used[number] and house.path and catalogue.is_complete:
             what = (
                 f"nothing is excepted any more by page {known['page']!r}, check "
