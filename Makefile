@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers coverage offline \
-	po translations linkcheck colab matrix second-compiler canary upgrade publish-as release-ref hooks clean
+	po translations linkcheck colab second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,9 +118,6 @@ translations: venv ## how much of each page is translated, and what is broken (L
 
 colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… in its own image)
 	@$(RUN) bookkit colab $(if $(IMAGE),--image $(IMAGE))
-
-matrix: venv ## run every notebook on Python 3.11, 3.12, 3.13, Colab's packages, the newest releases
-	@$(RUN) bookkit matrix $(if $(ONLY),--only $(ONLY))
 
 # They lie in a folder of their own: nothing that is installed in $(VENV) sees them.
 COMPILERS := _build/compilers

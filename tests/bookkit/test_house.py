@@ -70,7 +70,7 @@ def test_no_room_imports_from_above():
 
 
 def test_an_upward_arrow_is_seen():
-    for text in ("from bookkit.site.build import x", "def f():\n    import bookkit.stacks.matrix"):
+    for text in ("from bookkit.site.build import x", "def f():\n    import bookkit.stacks.colab"):
         [problem] = upward(arrows([("words.po", ast.parse(text))]))
         assert "bookkit.words imports from bookkit.s" in problem
     assert list(upward(arrows([("run.execute", ast.parse("from bookkit.sphinx_ext import pages"))])))

@@ -17,8 +17,6 @@ VERBS = {  # in the order of a day's work
     "screenshot": ("site.screenshot", "photograph a page of the built site"),
     "publish-as": ("site.address", "write another address, branch or tag everywhere"),
     "colab": ("stacks.colab", "run every notebook as Colab would"),
-    "matrix": ("stacks.matrix", "run every notebook on other Pythons and releases"),
-    "matrix-page": ("stacks.record", "write the page of the matrix from what was recorded"),
     "run-notebook": ("stacks.notebook", "run one notebook, and write down what happened"),
     "wheel": ("stacks.wheel", "build meshscope twice, check it, and try it alone"),
     "mutants-meshscope": (

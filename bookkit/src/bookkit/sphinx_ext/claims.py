@@ -18,13 +18,10 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from bookkit.model.book import Book
-from bookkit.model.claims import ran_on
-from bookkit.run.execute import stack
 from bookkit.sphinx_ext.strips import ClaimText, tick
 
 PROVES = "book/proves"
 COMPILED_FOR = re.compile(r"compiled for (\w+)")
-NAMES = {"python": "Python", "jax": "JAX", "flax": "Flax"}
 
 
 @dataclass(frozen=True)
@@ -109,21 +106,14 @@ def list_claims(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 def foot(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """How many claims the page checks, and where its very code ran: here first, then as recorded."""
+    """How many claims the page checks."""
     claims = app.env.metadata.get(pagename, {}).get("book_claims", [])
     if not claims:
         return
-    book = Book(app.srcdir)
     context["book_claims"] = len(claims)
-    recorded = [one.versions for one in ran_on(book, pagename)]
-    context["book_ran_on"] = list(dict.fromkeys(map(spelled, [stack(), *recorded])))
     if PROVES in app.env.found_docs:
         up = app.builder.get_relative_uri(pagename, PROVES)
         context["book_proves_url"] = f"{up}#{anchor_of(pagename)}"
-
-
-def spelled(versions: dict[str, str]) -> str:
-    return ", ".join(f"{NAMES[key]} {versions[key]}" for key in NAMES if key in versions)
 
 
 def write_json(app: Sphinx, exception: Exception | None) -> None:

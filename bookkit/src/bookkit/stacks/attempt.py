@@ -54,10 +54,6 @@ class Checkout:
         """What appeared in the clone, or changed; empty if nothing did."""
         return git("status", "--porcelain", "--ignored", cwd=self.path)
 
-    def tree(self, path: str) -> str:
-        """What identifies the content of a file or folder."""
-        return git("rev-parse", f"HEAD:{path}", cwd=self.path)
-
 
 @contextlib.contextmanager
 def checkout(book: Book) -> Iterator[Checkout]:

@@ -1,4 +1,4 @@
-"""Interpreters and environments for bookkit/stacks/matrix.py and bookkit/stacks/colab.py."""
+"""Find a Python and make an environment, for bookkit/stacks/colab.py."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     bookkit run-notebook notebooks/01-mesh.ipynb --result result.json
     bookkit run-notebook notebooks/01-mesh.ipynb --result result.json --site file:///tmp/site/
 
-`bookkit matrix` runs this in each stack's environment, `bookkit colab` in Colab's (--colab). It needs
-no more than a kernel, nbclient and PyYAML, which every stack has. The result is written at the start
+`bookkit colab` runs this in Colab's environment (--colab). It needs no more than a kernel, nbclient
+and PyYAML, which Colab has. The result is written at the start
 of each cell, so that it names the cell even if this process is killed.
 """
 

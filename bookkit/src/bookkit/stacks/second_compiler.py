@@ -1,6 +1,6 @@
 """Compile the programs that the book makes claims of for TPU and GPU too, and store what became of them.
 
-    bookkit second-compiler --compilers DIR            compile all afresh, write companion/many_devices/compiled.json
+    bookkit second-compiler --compilers DIR   compile all, write companion/many_devices/compiled.json
     bookkit second-compiler --compilers DIR --only NAME …    some programs, by name
     bookkit second-compiler --compilers DIR --compare  write nothing; list what differs, by claim
     bookkit second-compiler --page          write the page's tables from what is stored
@@ -41,7 +41,6 @@ from bookkit.model.compiled import (
     rows_path,
 )
 from bookkit.run.cells import as_jobs, run_jobs
-from bookkit.stacks.record import fill
 from bookkit.stacks.two_programs import OTHERS
 
 CLAIMS_PAGE = "book/two-compilers"
@@ -230,8 +229,17 @@ def page_text(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
         "claims": tables(book, judged),
     }
     for name, part in made.items():
-        text = fill(text, name, f"\n{part}\n", path.name, "second-compiler")
+        text = fill(text, name, f"\n{part}\n", path.name)
     return text
+
+
+def fill(text: str, name: str, made: str, where: str) -> str:
+    """The text, with what was made between the two lines that name it."""
+    begin, end = f"<!-- made by bookkit second-compiler: {name} -->", f"<!-- end of {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise Problem(f"{where} needs the lines {begin} and {end}, once each")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
 
 
 def main_page(book: Book) -> None:
