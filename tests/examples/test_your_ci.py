@@ -64,6 +64,71 @@ def test_a_planted_fault_is_noticed(tmp_path, fault):
         assert re.search(rf"^E +{re.escape(message)}$", said, re.M), said
 
 
+MODEL = re.search(r"^class Model.*?(?=^def make)", SOURCE, re.M | re.S)[0]
+LAYERS = """\
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        meta = dict(kernel_metadata={"out_sharding": ("data", None)})
+        self.up = nnx.Linear(D, F, use_bias=False, rngs=rngs, **meta)
+        self.down = nnx.Linear(F, D, use_bias=False, rngs=rngs, **meta)
+
+    def __call__(self, x_BD):
+        h_BF = jax.lax.with_sharding_constraint(jax.nn.relu(self.up(x_BD)), P("data"))
+        return jax.lax.with_sharding_constraint(self.down(h_BF), P("data"))
+
+
+"""
+BLOCKS = """\
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        meta = dict(kernel_metadata={"out_sharding": ("data", None)})
+        self.norm = nnx.LayerNorm(D, rngs=rngs)
+        self.up = nnx.Linear(D, F, rngs=rngs, **meta)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.down = nnx.Linear(F, D, rngs=rngs, **meta)
+
+    def __call__(self, x_BD):
+        return x_BD + self.down(self.drop(jax.nn.relu(self.up(self.norm(x_BD)))))
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Block(rngs) for _ in range(2)])
+
+    def __call__(self, x_BD):
+        for block in self.blocks:
+            x_BD = jax.lax.with_sharding_constraint(block(x_BD), P("data"))
+        return x_BD
+
+
+"""
+
+
+def with_model(tmp_path, model):
+    copy = tmp_path / FILE.name
+    copy.write_text(SOURCE.replace(MODEL, model))
+    return copy
+
+
+def test_a_model_of_layers_passes_with_the_same_numbers(tmp_path):
+    failed, said = run(with_model(tmp_path, LAYERS), 8)
+    assert not failed and "3 passed" in said, said
+
+
+def test_a_model_of_blocks_in_a_list_keeps_its_shardings(tmp_path):
+    """Biases, scales and the state of dropout too; only the numbers are another model's."""
+    failed, said = run(with_model(tmp_path, BLOCKS), 8)
+    assert "test_shardings" not in failed, said
+
+
+def test_a_layer_that_loses_its_sharding_is_named_by_its_path(tmp_path):
+    wrong = BLOCKS.replace("nnx.Linear(F, D, rngs=rngs, **meta)", "nnx.Linear(F, D, rngs=rngs)")
+    assert wrong != BLOCKS
+    failed, said = run(with_model(tmp_path, wrong), 8)
+    assert "test_shardings" in failed, said
+    assert "blocks.0.down.kernel is stored as P(), not as P('data', None)" in said
+
+
 def test_it_is_short_and_stands_alone():
     """Readers copy it: nothing of this repository but meshscope, and little to read."""
     tree = ast.parse(SOURCE)
