@@ -64,7 +64,8 @@ def three_compilers(name, function, *inputs):
         same = digest(lowered) == stored["hash"]
         assert same, f"{name} is another program than the stored: make second-compiler"
     sizes = sizes_of(lowered)
-    mesh = jax.sharding.AbstractMesh((*sizes.values(),), (*sizes,))
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    mesh = jax.sharding.AbstractMesh((*sizes.values(),), (*sizes,), axis_types=types)
     def sent(program):
         table = ms.collectives(program, mesh).by("kind", "axes", "dtype")
         return [[kind, " ".join(axes), dtype, total.wire_bytes]
