@@ -34,7 +34,9 @@ NEEDED = {  # cells of other entries, whose names an entry uses
     "clipped": ["gradients", "check-off"],
     "bf16": ["gradients", "check-off"],
 }
-ENTRIES = "moments waits check-off clipped bf16 ppermute stack past-the-end whole-batch".split()
+ENTRIES = (
+    "optimizer moments waits check-off clipped bf16 ppermute stack past-the-end whole-batch".split()
+)
 FAULTS = [
     pytest.param(entry, fault, id=fault["name"])
     for fault in tables()[PAGE]["fault"]
@@ -59,6 +61,18 @@ def test_the_line_fails_on_the_broken_program(entry, fault):
         with run(PAGE, cells=[cell for cell in changed if cell.id in wanted]):
             pass
     assert caught.value.cell == f"{entry}-line"
+
+
+# The counter of steps
+
+
+def test_the_line_that_counts_steps_passes_in_a_run_that_resumes(page):
+    """Run once more, with an optimizer that has counted three steps, the line passes at six."""
+    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "optimizer-line"]
+    variables = dict(vars(page.after("optimizer-line")))
+    assert variables["optimizer"].step[...] == 3
+    exec(cell.source, variables)
+    assert variables["optimizer"].step[...] == 6
 
 
 # An optimizer made inside jax.jit
