@@ -1,0 +1,452 @@
+"""From older code: names that are gone, what took their place, and Orbax's v0 beside its v1."""
+
+import importlib
+import re
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.extend.backend
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as v0
+import pytest
+from flax import jax_utils, nnx
+from flax.linen import partitioning
+from flax.training import common_utils
+from jax.experimental.layout import Format, Layout
+from orbax.checkpoint import v1 as ocp
+
+from pages import BOOK
+
+PAGE = "older-code"
+P = jax.P
+
+
+def there(name):
+    """Whether the installed releases have what a dotted name such as jax.sharding.Mesh names."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def table_below(heading):
+    """The rows of the first table below a heading, without its head."""
+    text = (BOOK / f"{PAGE}.md").read_text("utf-8").split(f"\n{heading}\n", 1)[1]
+    lines = [line for line in re.split(r"\n#+ ", text)[0].splitlines() if line.startswith("|")]
+    return [line.strip("| ").split(" | ") for line in lines[2:]]
+
+
+def code_in(cell):
+    """What a cell of a table says in code."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# The current mesh
+
+
+CURRENT = "### The current mesh: `jax.get_mesh`, `get_abstract_mesh`, `get_concrete_mesh`"
+
+
+def test_functions_for_the_current_mesh_are_there_since_the_release_named():
+    """Each function is in jax.sharding, and by its short name since JAX 0.11.1; set_mesh is one."""
+    rows = table_below(CURRENT)
+    assert len(rows) == 4 and not there("jax.sharding.get_concrete_mesh")
+    assert jax.sharding.set_mesh is jax.set_mesh and not there("jax.sharding.use_mesh")
+    for _, today, since in rows[1:]:
+        (name,), (short,) = code_in(today), code_in(since)
+        assert there(name) and re.fullmatch(r"[\d.]+; as `[\w.]+` 0\.11\.1", since)
+        assert there(short) == (jax.__version_info__ >= (0, 11, 1)), short
+
+
+def test_get_mesh_has_devices_and_get_abstract_mesh_works_inside_jit(page):
+    """Outside jit get_mesh gives the mesh; inside it raises, and get_abstract_mesh gives the axes."""
+    seen = []
+
+    @jax.jit
+    def look(x):
+        seen.append(jax.sharding.get_abstract_mesh())
+        with pytest.raises(ValueError, match="can only be used outside of `jax.jit`"):
+            jax.sharding.get_mesh()
+        return x
+
+    with jax.set_mesh(page.mesh):
+        assert jax.sharding.get_mesh() == page.mesh
+        look(page.x_host)
+    assert seen[0].axis_names == ("data", "model") and seen[0].axis_types == page.mesh.axis_types
+    assert page.said["current mesh"] == ["(2, 4)", "(2, 4)"]
+
+
+@pytest.mark.filterwarnings("ignore:.with mesh.*:DeprecationWarning")
+def test_none_of_them_sees_the_mesh_of_with_mesh(page):
+    """Inside `with mesh:` neither get_mesh nor get_abstract_mesh knows of a mesh."""
+    with page.mesh:
+        assert jax.sharding.get_mesh().empty and jax.sharding.get_abstract_mesh().empty
+
+
+def test_use_abstract_mesh_sets_another_mesh_inside_jit(page):
+    """Inside jit, use_abstract_mesh replaces the current mesh for a block."""
+    seen = []
+
+    @jax.jit
+    def look(x):
+        with jax.sharding.use_abstract_mesh(page.explicit.abstract_mesh):
+            seen.append(jax.sharding.get_abstract_mesh().axis_types)
+        return x
+
+    with jax.set_mesh(page.mesh):
+        look(page.x_host)
+    assert seen == [page.explicit.axis_types] != [page.mesh.axis_types]
+
+
+# jax.experimental.shard
+
+
+def test_experimental_shard_is_gone_and_its_functions_are_in_jax_sharding(page):
+    """The module is gone; reshard, auto_axes and explicit_axes of jax.sharding do what they did."""
+    assert page.said["experimental.shard"][0].startswith("ModuleNotFoundError: No module named")
+    assert page.said["experimental.shard"][1] == "float32[8,8@model] and float32[8@data,8]"
+    assert all(there(f"jax.sharding.{name}") for name in ("reshard", "auto_axes", "explicit_axes"))
+    assert jax.reshard is jax.sharding.reshard
+    with jax.set_mesh(page.explicit):
+        x = jax.reshard(page.x_host, P(None, "model"))
+        y = jax.sharding.auto_axes(lambda x: x @ x.T, out_sharding=P("data"))(x)
+    np.testing.assert_array_equal(y, page.x_host @ page.x_host.T)
+
+
+# TransferToMemoryKind
+
+
+def test_transfer_to_memory_kind_is_gone_and_a_space_keeps_the_sharding(page):
+    """jax.memory.Space moves an array to the host and back, also inside jit, sharded as it was."""
+    assert "cannot import name 'TransferToMemoryKind'" in page.said["memory kind"][0]
+    assert page.said["memory kind"][1] == "('pinned_host', P('data',))"
+    device_kind = page.placed.sharding.memory_kind
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
+    on_host = jax.device_put(page.placed, host)
+    inside = jax.jit(lambda x: jax.device_put(x, host))(page.placed)
+    back = jax.device_put(on_host, device)
+    for moved, kind in ((on_host, "pinned_host"), (inside, "pinned_host"), (back, device_kind)):
+        assert moved.sharding.memory_kind == kind and moved.sharding.spec == P("data")
+        np.testing.assert_array_equal(moved, page.x_host)
+    assert device_kind != "pinned_host"
+
+
+# DeviceLocalLayout
+
+
+def test_device_local_layout_is_layout_and_layout_is_format(page):
+    """DeviceLocalLayout is gone; Layout takes an order and no sharding, and Format takes both."""
+    assert "cannot import name 'DeviceLocalLayout'" in page.said["DeviceLocalLayout"][0]
+    assert page.said["DeviceLocalLayout"][1] == "(1, 0)"
+    with pytest.raises(TypeError):
+        Layout(Layout(major_to_minor=(1, 0)), page.by_rows)
+    assert page.placed.format.layout.major_to_minor == (0, 1)  # where nobody asks
+    columns = jax.device_put(page.x_host, Format(Layout(major_to_minor=(1, 0)), page.by_rows))
+    assert columns.sharding.spec == P("data")
+    np.testing.assert_array_equal(columns, page.x_host)
+
+
+def test_layout_of_arrays_and_programs_is_called_format(page):
+    """An array has format and no layout, a compiled program input_formats and no input_layouts."""
+    compiled = jax.jit(jnp.sin).lower(page.placed).compile()
+    assert hasattr(page.placed, "format") and not hasattr(page.placed, "layout")
+    assert hasattr(compiled, "input_formats") and not hasattr(compiled, "input_layouts")
+    assert hasattr(compiled, "output_formats") and not hasattr(compiled, "output_layouts")
+
+
+# GSPMDSharding, PmapSharding, xla_bridge, and other names
+
+
+def test_what_jit_and_pmap_return_has_a_named_sharding(page):
+    """GSPMDSharding and PmapSharding are gone: jit and pmap give a NamedSharding."""
+    assert "cannot import name 'GSPMDSharding'" in page.said["GSPMDSharding"][0]
+    assert page.said["GSPMDSharding"][1] == "('NamedSharding', P(None, 'data'))"
+    assert not there("jax.sharding.GSPMDSharding") and not there("jax.sharding.PmapSharding")
+    results = jax.jit(lambda x: x[:, ::2])(page.placed), jax.pmap(jnp.sin)(page.x_host)
+    assert {type(result.sharding) for result in results} == {jax.NamedSharding}
+
+
+def test_xla_bridge_is_gone_and_jax_itself_tells_the_back_end(page):
+    """jax.lib has no xla_bridge, xla_client or xla_extension; JAX tells the back end and devices."""
+    assert "cannot import name 'xla_bridge'" in page.said["xla_bridge"][0]
+    assert page.said["xla_bridge"][1] == f"('{jax.default_backend()}', {jax.device_count()})"
+    assert not any(there(f"jax.lib.xla_{name}") for name in ("bridge", "client", "extension"))
+    assert jax.extend.backend.get_backend().platform == jax.default_backend()
+
+
+def test_other_names_are_gone_and_todays_are_there():
+    """Each name in the first column is gone from the installed release, each in the second is there."""
+    rows = table_below("### Other names that are gone")
+    assert len(rows) == 7
+    for older, today, _ in rows:
+        assert not any(there(name) for name in code_in(older)), older
+        names = [name for name in code_in(today) if "(" not in name]
+        assert all(there(name) for name in names), today
+
+
+def test_xla_computation_is_lower():
+    """jax.jit(f).lower(x) gives the program's text that jax.xla_computation gave."""
+    assert "sine" in jax.jit(jnp.sin).lower(1.0).as_text()
+
+
+# Orbax: from v0 to v1
+
+
+def same(found, page):
+    np.testing.assert_array_equal(found["w"], page.x_host)
+    return found["w"].sharding.is_fully_replicated
+
+
+def steps_of(saver):
+    return [each.step for each in saver.checkpoints]
+
+
+def test_both_managers_keep_the_same_steps_and_load_onto_the_target(page):
+    """Of six steps both keep 2 and 4, and load them with the target's sharding and right numbers."""
+    assert page.said["manager"] == ["([2, 4], P())"] * 2
+    for name in ("v0", "v1"):
+        with ocp.training.Checkpointer(page.disk / name) as saver:
+            assert steps_of(saver) == [2, 4] and saver.latest.step == 4
+    with ocp.training.Checkpointer(page.disk / "v1") as saver:
+        assert same(saver.load(4, page.target), page)
+    with v0.CheckpointManager(page.disk / "v0") as manager:
+        assert manager.all_steps() == [2, 4] and manager.latest_step() == 4
+        assert same(manager.restore(4, args=v0.args.StandardRestore(page.target)), page)
+
+
+def test_save_waits_for_a_complete_checkpoint_and_save_async_need_not(page, tmp_path):
+    """When saver.save returns, the step is complete; save_async is complete after its result."""
+    with ocp.training.Checkpointer(tmp_path / "steps") as saver:
+        saver.save(1, page.tree)
+        assert ocp.is_orbax_checkpoint(tmp_path / "steps" / "1")
+        assert saver.save_async(2, page.tree).result() and steps_of(saver) == [1, 2]
+        saver.save_async(3, page.tree)
+        saver.wait()
+        assert steps_of(saver) == [1, 2, 3] and not hasattr(saver, "restore")
+    assert v0.CheckpointManagerOptions().enable_async_checkpointing
+
+
+def test_several_things_in_a_step(page):
+    """Composite and save_checkpointables keep a dictionary beside the tree, and v1 reads v0's."""
+    assert page.said["composite"] == ["{'tokens': 7}"] * 2
+    for name in ("v0-things", "v1-things"):
+        with ocp.training.Checkpointer(page.disk / name) as saver:
+            found = saver.load_checkpointables(1, {"state": page.target, "data": None})
+        assert same(found["state"], page) and found["data"] == {"tokens": 7}
+
+
+def test_custom_metadata_is_enough_for_a_few_numbers(page, tmp_path):
+    """custom_metadata of save comes back in metadata(step).custom_metadata."""
+    with ocp.training.Checkpointer(tmp_path / "noted") as saver:
+        saver.save(1, page.tree, custom_metadata={"tokens": 7})
+        assert saver.metadata(1).custom_metadata == {"tokens": 7}
+
+
+def test_a_step_of_checkpoint_manager_is_called_default(page):
+    """v1 raises KeyError for an unnamed step of v0, and reads it as "default"; ocp.load finds it."""
+    error, found = page.said["default"]
+    assert error.startswith("KeyError") and "Available checkpointables: ['default']" in error
+    assert found == "P()"
+    assert same(ocp.load(page.disk / "v0" / "4", page.target), page)
+
+
+def test_v0_reads_v1_from_the_folder_state(page, tmp_path):
+    """StandardCheckpointer fails on what v1 saved, and reads the folder `state` inside it."""
+    ocp.save(tmp_path / "new", page.tree)
+    with v0.StandardCheckpointer() as older:
+        with pytest.raises(Exception, match="not found"):
+            older.restore(tmp_path / "new", page.target)
+        assert same(older.restore(tmp_path / "new" / "state", page.target), page)
+
+
+@pytest.mark.parametrize("kind", [v0.StandardCheckpointer, v0.PyTreeCheckpointer])
+def test_v1_loads_what_the_checkpointers_of_v0_saved(page, tmp_path, kind):
+    """ocp.load reads what StandardCheckpointer and PyTreeCheckpointer saved."""
+    with kind() as older:
+        older.save(tmp_path / "older", page.tree)
+        if hasattr(older, "wait_until_finished"):
+            older.wait_until_finished()
+    assert same(ocp.load(tmp_path / "older", page.target), page)
+
+
+def test_save_async_takes_the_place_of_async_checkpointer(page, tmp_path):
+    """AsyncCheckpointer, then waiting, and save_async, then its result, leave the same tree."""
+    with v0.AsyncCheckpointer(v0.StandardCheckpointHandler()) as older:
+        older.save(tmp_path / "older", args=v0.args.StandardSave(page.tree))
+        older.wait_until_finished()
+    ocp.save_async(tmp_path / "newer", page.tree).result()
+    for name in ("older", "newer"):
+        assert same(ocp.load(tmp_path / name, page.target), page)
+
+
+def test_the_target_says_what_restore_args_said(page, tmp_path):
+    """Dtype and sharding that v0 takes from restore_args, v1 takes from the target."""
+    like = page.w_target
+    target = {"w": jax.ShapeDtypeStruct(like.shape, "bfloat16", sharding=like.sharding)}
+    with v0.PyTreeCheckpointer() as older:
+        older.save(tmp_path / "older", page.tree)
+        restore_args = v0.checkpoint_utils.construct_restore_args(target)
+        assert isinstance(restore_args["w"], v0.ArrayRestoreArgs)
+        args = v0.args.PyTreeRestore(item=target, restore_args=restore_args)
+        found = older.restore(tmp_path / "older", args=args)["w"]
+    loaded = ocp.load(tmp_path / "older", target)["w"]
+    assert found.dtype == loaded.dtype == jnp.bfloat16
+    assert found.sharding == loaded.sharding == like.sharding
+
+
+def run_both(page, folder, options, policies, metrics=(None,) * 6):
+    """Save six steps with v0's options and with v1's policies; the steps that each kept."""
+    with v0.CheckpointManager(folder / "v0", options=v0.CheckpointManagerOptions(**options)) as old:
+        for step, metric in enumerate(metrics):
+            old.save(step, args=v0.args.StandardSave(page.tree), metrics=metric)
+        old.wait_until_finished()
+        kept = list(old.all_steps())
+    with ocp.training.Checkpointer(folder / "v1", **policies) as saver:
+        for step, metric in enumerate(metrics):
+            saver.save(step, page.tree, metrics=metric)
+        return kept, steps_of(saver)
+
+
+KEEP, WHEN = ocp.training.preservation_policies, ocp.training.save_decision_policies
+
+
+def lowest(metrics):
+    return metrics["loss"]
+
+
+@pytest.mark.parametrize(
+    "options, policies, kept",
+    [
+        (
+            dict(save_interval_steps=2),
+            dict(save_decision_policy=WHEN.FixedIntervalPolicy(2)),
+            [0, 2, 4],
+        ),
+        (dict(max_to_keep=2), dict(preservation_policy=KEEP.LatestN(2)), [4, 5]),
+        (
+            dict(max_to_keep=1, keep_period=2),
+            dict(
+                preservation_policy=KEEP.AnyPreservationPolicy(
+                    [KEEP.LatestN(1), KEEP.EveryNSteps(2)]
+                )
+            ),
+            [0, 2, 4, 5],
+        ),
+        (
+            dict(best_fn=lowest, best_mode="min", max_to_keep=2),
+            dict(preservation_policy=KEEP.BestN(get_metric_fn=lowest, reverse=True, n=2)),
+            [1, 4],
+        ),
+    ],
+    ids=["every second", "the last two", "the last and every second", "the best two"],
+)
+def test_policies_do_what_options_did(page, tmp_path, options, policies, kept):
+    """Of six steps, with losses 5, 1, 4, 6, 2, 3, policies of v1 keep what options of v0 kept."""
+    metrics = [{"loss": loss} for loss in (5.0, 1.0, 4.0, 6.0, 2.0, 3.0)]
+    assert run_both(page, tmp_path, options, policies, metrics) == (kept, kept)
+
+
+def test_metrics_come_back(page, tmp_path):
+    """manager.metrics(step) and saver.metadata(step).metrics give the metrics of a step."""
+    options = v0.CheckpointManagerOptions(best_fn=lowest)
+    with v0.CheckpointManager(tmp_path / "v0", options=options) as old:
+        old.save(1, args=v0.args.StandardSave(page.tree), metrics={"loss": 1.0})
+        old.wait_until_finished()
+        assert old.metrics(1) == {"loss": 1.0}
+    with ocp.training.Checkpointer(tmp_path / "v1") as saver:
+        saver.save(1, page.tree, metrics={"loss": 1.0})
+        assert saver.metadata(1).metrics == {"loss": 1.0}
+
+
+def test_a_part_of_a_tree_is_loaded_with_partial_load(page, tmp_path):
+    """partial_restore=True of v0 and partial_load of v1 read what the target names, and only that."""
+    with v0.PyTreeCheckpointer() as older:
+        older.save(tmp_path / "two", page.tree | {"v": page.placed})
+        args = v0.args.PyTreeRestore(
+            item=page.target,
+            partial_restore=True,
+            restore_args=v0.checkpoint_utils.construct_restore_args(page.target),
+        )
+        assert list(older.restore(tmp_path / "two", args=args)) == ["w"]
+    with pytest.raises(Exception, match="do not match"):
+        ocp.load(tmp_path / "two", page.target)
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    with context:
+        found = ocp.load(tmp_path / "two", page.target)
+    assert list(found) == ["w"] and same(found, page)
+
+
+def test_every_name_of_the_table_of_orbax_exists():
+    """Names of v0's column are in orbax.checkpoint, those of v1's in orbax.checkpoint.v1."""
+    rows = table_below("### Orbax v0 and v1, call by call")
+    assert len(rows) >= 13
+    for older, newer in rows:
+        for name in re.findall(r"\b(?:[a-z_]+\.)?[A-Z]\w+", " ".join(code_in(older))):
+            assert there(f"orbax.checkpoint.{name}") or name == "True", name
+        for name in re.findall(r"\bocp\.([\w.]+)", " ".join(code_in(newer))):
+            assert there(f"orbax.checkpoint.v1.{name}"), name
+
+
+# What still works, and has a better form
+
+
+def test_helpers_of_flax_for_pmap_add_a_dimension_of_devices(page):
+    """shard makes (8, 1, 8) of (8, 8), and prefetch_to_device wants a dimension of devices."""
+    assert common_utils.shard(page.x_host).shape == (8, 1, 8)
+    batch = next(jax_utils.prefetch_to_device(iter([page.x_host]), 1))
+    assert batch.shape == (8, 8) and batch.addressable_shards[0].data.shape == (1, 8)
+    with pytest.raises(ValueError):
+        next(jax_utils.prefetch_to_device(iter([page.x_host[:4]]), 1))
+
+
+def test_axis_rules_and_get_named_sharding_are_there():
+    """flax.linen.partitioning.axis_rules is nn.logical_axis_rules; get_named_sharding still works."""
+    assert partitioning.axis_rules is nn.logical_axis_rules
+    assert callable(nnx.get_named_sharding)
+
+
+# From PyTorch
+
+
+def test_reshard_after_forward_is_a_policy_and_not_plain_checkpoint(page):
+    """A policy that refuses all_gather gathers twice and multiplies once; plain checkpoint repeats
+    the multiplications, too."""
+
+    def loss_with(remat):
+        @remat
+        def layer(x_BD, w_block_DD):
+            w_DD = jax.lax.all_gather(w_block_DD, "data", tiled=True)
+            return jnp.tanh(jnp.sin(x_BD) @ w_DD)
+
+        def loss(w_blocks, x_BD):
+            for w_block_DD in w_blocks:
+                x_BD = layer(x_BD, w_block_DD)
+            return jax.lax.pmean(x_BD.sum(), "data")
+
+        mapped = jax.shard_map(loss, mesh=page.row, in_specs=P("data"), out_specs=P())
+        return jax.jit(jax.grad(mapped))
+
+    def cost(remat):
+        w_DD = jax.ShapeDtypeStruct((64, 64), "float32", sharding=page.by_rows)
+        lowered = loss_with(remat).lower([w_DD] * 3, w_DD)
+        text = lowered.as_text()
+        return text.count("stablehlo.all_gather"), text.count("stablehlo.dot_general")
+
+    def all_but_gathers(primitive, *_, **__):
+        return primitive.name != "all_gather"
+
+    free_gathers = partial(jax.checkpoint, policy=all_but_gathers)
+    kept, freed, plain = cost(lambda layer: layer), cost(free_gathers), cost(jax.checkpoint)
+    assert freed[0] == plain[0] > kept[0]
+    assert plain[1] > freed[1] == kept[1]
