@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers coverage offline \
+.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers offline \
 	po translations linkcheck colab second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
@@ -72,7 +72,7 @@ sync: venv ## write notebooks/ and shared cells from book/
 bench: site ## seconds and memory of each chapter, seconds to build, bytes of pages
 	@$(RUN) bookkit bench
 
-lint: venv ## the rules of the house, ruff, mypy (as on Windows too), codespell, actionlint, zizmor
+lint: venv ## the rules of pages, ruff, mypy (as on Windows too), codespell, actionlint, zizmor
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
@@ -102,9 +102,6 @@ launchers: ## check the files of examples/launch with Ray and with the object mo
 	@$(MAKE) --no-print-directory venv VENV=_build/launch
 	@_build/launch/bin/pip install --quiet $(PIP_OPTIONS) -r requirements-launch.txt
 	@_build/launch/bin/python -m pytest examples/launch/checks
-
-coverage: venv ## check that each row of the coverage table is asserted or argued
-	@$(RUN) bookkit coverage
 
 offline: venv ## execute every chapter again without network, and compare outputs
 	@$(RUN) bookkit offline

@@ -3,7 +3,7 @@
 model        what the book consists of: pages, chapters, cells, languages
 run          cells are executed, and executions compared
 words        what is read: catalogues, translations, notebooks
-lint         the rules of the house; planted faults, and what proves a row of the coverage table
+lint         the rules of pages; planted faults, and what proves a row of the coverage table
 site         pages in every language put together, published, looked at
 stacks       the same on other Pythons, other releases, in Colab
 sphinx_ext   what Sphinx is taught about this book

@@ -1,1 +1,1 @@
-"""The rules of the house, the faults that chapters must notice, the rows that they must prove."""
+"""The rules of pages, the faults planted in them, the rows that they must prove."""

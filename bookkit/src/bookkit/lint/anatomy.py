@@ -1,6 +1,6 @@
-"""Rules of a chapter's anatomy: how it opens and closes, how exercises and predictions are built.
+"""Rules of a page's anatomy: how it opens, how exercises are built.
 
-That exercises and predictions work is tried by running them, tests/book/.
+That exercises work is tried by running them, tests/book/.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import ast
 import re
 
-from bookkit.lint.prose import blocks
 from bookkit.lint.rules import CHAPTER, PAGE, WHOLE, Page, Said, SaidOfBook, rule
 from bookkit.lint.tables import PAGES
 from bookkit.model.book import Book
 from bookkit.model.chapter import EXERCISE_PARTS, Cell, Chapter, chapters
 from bookkit.run.calls import wrong_answers
 
-WRITTEN_MESH = "(2, 4)"
+WRITTEN_MESH = "(2, 4)"  # what tests/book/test_predictions.py replaces
 
 
 @rule(CHAPTER, PAGE)
@@ -24,7 +23,7 @@ def badge(page: Page) -> Said:
     if page.kind == PAGE and not page.chapter.code:
         return
     first, name = page.chapter.cells[0], f"book/{page.chapter.name}"
-    if not titled(first):
+    if first.kind != "markdown" or not re.match(r"# \S", first.source):
         yield first.line, "a page begins with a Markdown cell and `# Its title`"
         return
     colab, site = page.book.colab_url(name), page.book.page_url(name)
@@ -33,57 +32,6 @@ def badge(page: Page) -> Said:
     if f"]({colab})" not in badge or f"]({site})" not in badge or "colab-badge.svg" not in badge:
         what = f"the line after the title holds the Colab badge, linked to {colab}, and a link to {site}"
         yield first.line, what
-
-
-def titled(first: Cell) -> bool:
-    return first.kind == "markdown" and bool(re.match(r"# \S", first.source))
-
-
-@rule(CHAPTER)
-def opening(page: Page) -> Said:
-    """A chapter opens with its question and answer in bold, You will, You need."""
-    first = page.chapter.cells[0]
-    if not titled(first):
-        return  # the rule `badge` says so
-    texts = [text for _, text, _, _ in blocks(first.source)]
-    if not any(
-        re.fullmatch(r"\*\*(?!You (?:will|need)\b)[^*].*\*\*", text, re.S) for text in texts
-    ):
-        yield first.line, "the question and its answer stand on top, one bold paragraph: write it"
-    for phrase in ("You will", "You need"):
-        if not re.search(rf"\*\*{phrase}\b", first.source, re.I):
-            yield first.line, f"no **{phrase}** on top: add it"
-    items = r"\*\*You will\b.*?\n\n?((?:\s*[-*] .*\n(?:  .*\n)*)+)"
-    if found := re.search(items, first.source + "\n", re.I):
-        count = len(re.findall(r"(?m)^\s*[-*] ", found[1]))
-        if count > 4:
-            yield first.line, f"{count} verbs under **You will**; 4 are the limit"
-
-
-def section(chapter: Chapter, pattern: str) -> str | None:
-    """The Markdown below the heading that matches, up to the next one of its level."""
-    text = "\n\n".join(cell.source for cell in chapter.markdown)
-    found = re.search(rf"(?mi)^(#+) [^\n]*(?:{pattern})[^\n]*$", text)
-    if not found:
-        return None
-    rest = text[found.end() :]
-    end = re.search(rf"(?m)^#{{1,{len(found[1])}}} ", rest)
-    return rest[: end.start()] if end else rest
-
-
-@rule(CHAPTER)
-def closing(page: Page) -> Said:
-    """A chapter closes with Takeaways (1 to 5), In practice, Exercises, Further reading."""
-    last = page.chapter.cells[-1].line
-    takeaways = section(page.chapter, r"take[ -]?aways?")
-    for name in ("Takeaways", "Exercises", "In practice", "Further reading"):
-        pattern = {"Takeaways": r"take[ -]?aways?", "Exercises": "exercises?"}.get(name, name)
-        if section(page.chapter, pattern) is None:
-            yield last, f"no heading {name}: add it"
-    if takeaways is not None:
-        count = len(re.findall(r"(?m)^(?:[-*]|\d+\.) ", takeaways))
-        if not 1 <= count <= 5:
-            yield last, f"{count} takeaways in a list; 1 to 5 belong there"
 
 
 # Exercises.
@@ -118,11 +66,8 @@ def defined_names(source: str) -> set[str]:
 
 @rule(CHAPTER, PAGE)
 def exercise_cells(page: Page) -> Said:
-    """An exercise, which each chapter has, is a stub, a check that asks it, a folded solution."""
-    found = exercises(page.chapter)
-    if not found and page.kind == CHAPTER:
-        yield 1, "no exercise; tag a stub exercise-NAME, its check check-NAME, and solution-NAME"
-    for name, cells in found.items():
+    """An exercise is a stub, a check that asks it, a folded solution."""
+    for name, cells in exercises(page.chapter).items():
         if missing := [part + name for part in EXERCISE_PARTS if part not in cells]:
             yield next(iter(cells.values())).line, f"no cell tagged {', '.join(missing)}: add it"
             continue

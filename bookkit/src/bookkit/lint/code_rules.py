@@ -1,16 +1,18 @@
-"""Rules of code cells, whatever they are for; form.py has those of showing and proving."""
+"""Rules of code cells."""
 
 from __future__ import annotations
 
 import re
+import symtable
 
 from bookkit.lint.rules import CHAPTER, PAGE, Page, Said, rule
-from bookkit.model.chapter import shared_cells
+from bookkit.model.chapter import Cell
 
 COLUMNS = 88
-# proof, stored: form.py. mesh, fixed-mesh: what predictions that are tagged rerun are run on.
-# stored-rows: what the compiler for TPU made of a page's programs, written by sync.
-# lesson: a cell that asserts because that is what it teaches. from-NAME: a passage of examples/.
+FOLDED = {"hide-cell", "hide-input"}  # with its output; its code alone
+# proof, stored, predicted, rerun, mesh, fixed-mesh, lesson, shared-NAME: of pages in the old form.
+# stored-rows: what other compilers made of a page's programs, written by sync.
+# from-NAME: a passage of examples/.
 KNOWN_TAGS = re.compile(
     r"setup|hide-cell|hide-input|raises-exception|timing|mesh|fixed-mesh|predicted|rerun"
     r"|proof|stored|stored-rows|lesson"
@@ -29,69 +31,72 @@ def narrow_lines(page: Page) -> Said:
 
 
 @rule(CHAPTER, PAGE)
-def few_timings(page: Page) -> Said:
-    """At most two cells of a page are tagged timing."""
-    for cell in [cell for cell in page.chapter.code if "timing" in cell.tags][2:]:
-        yield cell.line, "a third cell tagged timing; a page may have two"
-
-
-@rule(CHAPTER, PAGE)
-def plain_python(page: Page) -> Said:
-    """Cells are plain Python, without magics and shell lines."""
-    for cell in page.chapter.code:
-        try:
-            compile(cell.source, "cell", "exec")
-        except SyntaxError as error:
-            line = cell.line + (error.lineno or 1) - 1
-            yield (
-                line,
-                f"not plain Python ({error.msg}); magics do not run everywhere: write it out",
-            )
-
-
-@rule(CHAPTER, PAGE)
 def known_tags(page: Page) -> Said:
     """Cells have tags that some check knows."""
     for cell in page.chapter.cells:
         for tag in cell.tags:
             if not KNOWN_TAGS.fullmatch(tag):
-                yield (
-                    cell.line,
-                    f"no check knows the tag {tag!r}; KNOWN_TAGS in code_rules.py has all",
-                )
+                what = f"no check knows the tag {tag!r}; KNOWN_TAGS in code_rules.py has all"
+                yield cell.line, what
 
 
 @rule(CHAPTER, PAGE)
-def same_bytes(page: Page) -> Said:
-    """Cells that chapters share are the bytes of book/cells/."""
-    shared = shared_cells(page.book)
+def folded_cells(page: Page) -> Said:
+    """A folded cell has a title, `# @title …`, and is folded on the site and in Colab alike."""
     for cell in page.chapter.code:
-        name = "setup" if "setup" in cell.tags else cell.tagged("shared-")
-        if name is None:
-            continue
-        if name not in shared:
-            yield (
-                cell.line,
-                f"tagged for book/cells/{name}.py, which is missing: write it, or untag",
-            )
-        elif cell.source != shared[name]:
-            pairs = zip([*cell.lines, ""], [*shared[name].split("\n"), ""])
-            off = next((at for at, (a, b) in enumerate(pairs) if a != b), len(cell.lines))
-            what = f"not the bytes of book/cells/{name}.py: change that file, then `make sync`"
-            yield cell.line + off, what
+        folded, form = bool(FOLDED & set(cell.tags)), cell.metadata.get("cellView") == "form"
+        if folded != form:
+            missing = "`:cellView: form`, so that Colab folds it"
+            if not folded:
+                missing = "the tag hide-cell (or hide-input)"
+            yield cell.line, f"folded here and not there: it needs {missing}"
+        elif folded and not cell.title:
+            what = "a folded cell without a title: its first line is `# @title What it holds`"
+            yield cell.line, what
 
 
 @rule(CHAPTER, PAGE)
-def setup_is_second(page: Page) -> Said:
-    """The second cell of a page with code, and no other, is the folded setup cell."""
-    whole_program = any(cell.tagged("from-") for cell in page.chapter.code)
-    if not page.chapter.code or (page.kind != CHAPTER and whole_program):
-        return  # a program of examples/, cell by cell, which needs nothing before it
-    second = page.chapter.cells[min(1, len(page.chapter.cells) - 1)]
-    if second.kind != "code" or set(second.tags) != {"setup", "hide-cell"}:
-        yield second.line, "the second cell is the setup cell, tagged setup and hide-cell"
-    elif second.metadata.get("cellView") != "form":
-        yield second.line, "the setup cell needs `:cellView: form`, so that Colab folds it"
-    for cell in page.chapter.code[1:]:
-        if "setup" in cell.tags:
-            yield cell.line, "a second setup cell; one is enough: delete it"
+def names_of_cells(page: Page) -> Said:
+    """A tag id-SLUG names one cell of its page."""
+    seen: dict[str, int] = {}
+    for cell in page.chapter.code:
+        slugs = [tag for tag in cell.tags if tag.startswith("id-")]
+        if len(slugs) > 1:
+            yield cell.line, f"a cell with two names, {' and '.join(slugs)}: keep one"
+        for slug in slugs[:1]:
+            if slug in seen:
+                yield cell.line, f"{slug} names the cell at line {seen[slug]} too: choose another"
+            seen.setdefault(slug, cell.line)
+
+
+def bound_and_read(cell: Cell) -> tuple[set[str], set[str]]:
+    """Names that a cell binds, and those that it reads from outside, in its functions too."""
+    try:
+        tables = [symtable.symtable(cell.source, "cell", "exec")]
+    except SyntaxError:
+        return set(), set()
+    own = tables[0].get_symbols()
+    bound = {one.get_name() for one in own if one.is_assigned() or one.is_imported()}
+    read = set()
+    for table in tables:  # grows
+        tables += table.get_children()
+        for one in table.get_symbols():
+            if one.is_referenced() and (table.get_type() == "module" or one.is_global()):
+                read.add(one.get_name())
+    return bound, read - bound
+
+
+@rule(CHAPTER, PAGE)
+def proofs_apart(page: Page) -> Said:
+    """No cell that shows reads a name that a proof has bound."""
+    proven: dict[str, int] = {}
+    for cell in page.chapter.code:
+        bound, read = bound_and_read(cell)
+        if cell.is_proof:
+            proven |= dict.fromkeys(bound, cell.line)
+            continue
+        for name in sorted(read & set(proven)):
+            what = f"{name} comes from the proof at line {proven[name]}"
+            yield cell.line, f"{what}: bind it in a cell that shows, or rename it in the proof"
+        for name in bound:
+            proven.pop(name, None)

@@ -1,4 +1,4 @@
-"""Check pages against the rules of the house: name the line, what is wrong, what to do.
+"""Check pages against the rules: name the line, what is wrong, what to do.
 
     bookkit lint                      every page, every committed text, the tables
     bookkit lint book/01-mesh.md      one page, in seconds
@@ -19,7 +19,6 @@ from bookkit.lint import (  # noqa: F401 (each registers its rules)
     anatomy,
     code_rules,
     entries,
-    form,
     names,
     outputs,
     prose_rules,
@@ -41,9 +40,7 @@ def committed(book: Book) -> list[Path]:
     return [path for path in every if "_build" not in path.parts and ".venv" not in path.parts]
 
 
-def findings(
-    book: Book, files: Sequence[Path], rules: Sequence[Rule], any_stack: bool = False
-) -> Iterator[Finding]:
+def findings(book: Book, files: Sequence[Path], rules: Sequence[Rule]) -> Iterator[Finding]:
     """What the rules say about these files."""
     pages = set(page_files(book.root))
     for path in files:
@@ -55,14 +52,13 @@ def findings(
         yield from of_text(name, text, book, rules)
         if path in pages:
             page = name.removesuffix(".md")
-            yield from of_page(Page(load_chapter(path), book.kind(page), book, any_stack), rules)
+            yield from of_page(Page(load_chapter(path), book.kind(page), book), rules)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bookkit lint", description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="default: everything")
     parser.add_argument("--rule", action="append", metavar="ID", help="only this rule (repeatable)")
-    parser.add_argument("--any-stack", action="store_true", help="outputs of whatever releases")
     parser.add_argument("--rules", action="store_true", help="say what the rules are")
     chosen, book = parser.parse_args(arguments), Book()
     if unknown := set(chosen.rule or ()) - set(RULES):
@@ -75,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in files:
         if not path.is_file() or not path.is_relative_to(book.root):
             raise Problem(f"{path} is no file of the book: name one such as book/01-mesh.md")
-    found = list(findings(book, files or committed(book), rules, chosen.any_stack))
+    found = list(findings(book, files or committed(book), rules))
     if not files:
         found += of_book(book, rules)
     print("\n".join(map(str, sorted(found))) or f"{len(rules)} rules: nothing to mend")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
-from bookkit.lint.form import tree_of
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rules import REFERENCE, Page, Said, rule
+from bookkit.lint.tables import tests_of_page
 from bookkit.model.addresses import addresses
 from bookkit.model.entries import Section, lessons, sections
 
@@ -16,7 +17,7 @@ THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull|discuss
 
 @rule(REFERENCE)
 def message_entries(page: Page) -> Said:
-    """Each entry of messages-*: message, id, proof, a chapter, a thread; its words were raised."""
+    """Each entry of messages-*: message, id, a chapter, a thread; its words were raised."""
     if not page.chapter.name.startswith("messages-"):
         return
     for entry in filter(lambda one: one.is_entry, sections(page.chapter)):
@@ -24,25 +25,36 @@ def message_entries(page: Page) -> Said:
             yield entry.line, "an entry is called by its message: quote it in code form"
         if not entry.slug:
             yield entry.line, "its first cell gives the entry its address: tag it id-SLUG"
-        if not any(cell.is_proof for cell in entry.code):
-            yield entry.line, "no strip: a proof that this is raised, and that the fix is right"
         if not lessons(page.book, entry):
             yield entry.line, "no link to what teaches it: name a chapter, with its address"
         if not any(THREAD.match(url) for url in addresses(entry.text)):
             yield entry.line, "no link to a public thread where it was met: name one"
-        evidence = seen_in(page, entry)
+        if page.executed is None:
+            continue  # the rule `executed` says so
+        evidence = "\n".join("".join(text.split()) for text in seen_in(page, entry))
         for fragment in entry.fragments:
             if "".join(fragment.split()) not in evidence:
-                how = "quote the message, with … for what varies, or assert it in the strip"
-                yield entry.line, f"{fragment!r} stands in no output and no strip: {how}"
+                how = (
+                    "quote the message, with … for what varies, or assert it in a test of the page"
+                )
+                yield entry.line, f"{fragment!r} is in no output, proof or test: {how}"
 
 
-def seen_in(page: Page, entry: Section) -> str:
-    """What its cells printed, and every string of its proofs, without the blanks."""
+def seen_in(page: Page, entry: Section) -> Iterator[str]:
+    """What its cells printed, and every string of its proofs and of the page's tests."""
     own = {id(cell) for cell in entry.code}
-    texts = [text_of_output(output) for cell, output in outputs(page) if id(cell) in own]
+    for cell, output in outputs(page):
+        if id(cell) in own:
+            yield text_of_output(output)
     for cell in entry.code:
         if cell.is_proof:
-            strings = (node for node in ast.walk(tree_of(cell)) if isinstance(node, ast.Constant))
-            texts += [str(node.value) for node in strings if isinstance(node.value, str)]
-    return "\n".join("".join(text.split()) for text in texts)
+            yield from strings(cell.source)
+    tests = tests_of_page(page.book, page.chapter.name)
+    if tests.exists():
+        yield from strings(tests.read_text("utf-8"))
+
+
+def strings(code: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value

@@ -40,8 +40,8 @@ def label(fault: Fault) -> str:
     return f"{fault['chapter']} / {fault['name']}"
 
 
-def fit_to_chapter(fault: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
-    """(cell that changes, its new source, cell that must fail) of a listed fault."""
+def changed_cell(fault: Fault, chapter: Chapter) -> tuple[Cell, str]:
+    """The cell that a listed fault changes, and its new source."""
     find, new, name = fault["find"], fault["replace"], label(fault)
     if "\n" in find.strip("\n") or "\n" in new.strip("\n"):
         raise BadEntry(f"{name}: a fault changes one line; `find` or `replace` has several")
@@ -51,15 +51,21 @@ def fit_to_chapter(fault: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
     count = sum(cell.source.count(find) for cell in cells)
     if count != 1:
         raise BadEntry(f"{name}: `find` occurs {count} times in the code, not once: {find!r}")
-    changed, target = cells[0], cell_that_fails(fault, chapter)
-    if target.index < changed.index:
-        order = f"cell that must fail ({target.index}) stands before the one that changes"
-        raise BadEntry(f"{name}: the {order} ({changed.index})")
-    source = changed.source.replace(find, new)
+    source = cells[0].source.replace(find, new)
     try:
         ast.parse(source)
     except SyntaxError as error:
         raise BadEntry(f"{name}: the changed cell is not Python: {error.msg}") from None
+    return cells[0], source
+
+
+def fit_to_chapter(fault: Fault, chapter: Chapter) -> tuple[Cell, str, Cell]:
+    """(cell that changes, its new source, cell that must fail) of a fault on a page with proofs."""
+    changed, source = changed_cell(fault, chapter)
+    target = cell_that_fails(fault, chapter)
+    if target.index < changed.index:
+        order = f"cell that must fail ({target.index}) stands before the one that changes"
+        raise BadEntry(f"{label(fault)}: the {order} ({changed.index})")
     return changed, source, target
 
 
@@ -71,6 +77,11 @@ def cell_that_fails(fault: Fault, chapter: Chapter) -> Cell:
     if target := chapter.named(given):
         return target
     raise BadEntry(f"{name}: `fails` names id-{given}, a tag that no cell of the page has")
+
+
+def has_proofs(chapter: Chapter) -> bool:
+    """Are its claims cells? Else they are tests, and tests/book/test_faults.py plants its faults."""
+    return any(cell.is_proof for cell in chapter.code)
 
 
 def unfit_faults(
@@ -96,7 +107,8 @@ def unfit_faults(
             yield f"{label(fault)}: no such chapter"
             continue
         try:
-            fit_to_chapter(fault, books[fault["chapter"]])
+            chapter = books[fault["chapter"]]
+            (fit_to_chapter if has_proofs(chapter) else changed_cell)(fault, chapter)
         except BadEntry as error:
             yield str(error)
 
@@ -213,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = [
         fault
         for fault in listed_faults(book)
-        if (not chosen.chapter or fault["chapter"] in chosen.chapter)
+        if (fault["chapter"] not in books or has_proofs(books[fault["chapter"]]))
+        and (not chosen.chapter or fault["chapter"] in chosen.chapter)
         and (not chosen.name or fault["name"] == chosen.name)
     ]
     if chosen.list:

@@ -1,7 +1,4 @@
-"""Rules of what a chapter shows when it is executed: nothing on stderr, nothing that changes.
-
-That a second execution, without a network, shows the same is `bookkit offline`.
-"""
+"""Rules of what a chapter shows when it is executed: nothing on stderr, nothing that changes."""
 
 from __future__ import annotations
 

@@ -59,19 +59,6 @@ def read_aloud(text: str) -> str:
     return re.sub(r"\s+", " ", text.replace("*", "").replace("__", "")).strip()
 
 
-def words(text: str) -> list[str]:
-    return [word for word in read_aloud(text).split() if re.search(r"\w", word)]
-
-
-SHORT = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|Eq|No|approx)\.(?=\s)")
-
-
-def sentences(text: str) -> list[str]:
-    text = SHORT.sub(lambda found: found[1] + "\N{ONE DOT LEADER}", read_aloud(text))
-    parts = re.split(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"“'‘(]?[A-Z0-9]|code\b|formula\b)", text)
-    return [part for part in parts if re.search(r"\w", part)]
-
-
 def headings(markdown: str) -> list[tuple[int, int, str]]:
     """(line from 0, level, text) of each heading."""
     found = blocks(markdown)

@@ -1,17 +1,15 @@
-"""Rules of prose, headings, pictures, and Markdown that the site, Colab and GitHub all show well."""
+"""Rules of words, pictures, titles, and Markdown that the site, Colab and GitHub all show well."""
 
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterator
 
-from bookkit.lint.prose import blocks, headings, read_aloud, sentences, words
+from bookkit.lint.prose import blocks, headings, read_aloud
 from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, Page, Said, rule
 from bookkit.model.chapter import Cell
 from bookkit.model.entries import MET_HERE
 
-PARAGRAPH = 6  # sentences
 BANNED = {
     r"simply|just|obviously|clearly|of course|easily": "tells the reader how it should feel",
     r"(?i:behaviors?|colors?|neighbors?|favor|center(?:s|ed)?|labeled|labeling|modeling"
@@ -22,106 +20,25 @@ BANNED = {
 }
 # Words of the field and of the instruments' names keep their spelling.
 SPELLED_SO = re.compile(r"(?i)^(rematerializ|materializ|normaliz|optimiz|serializ)")
-PROPER_NAMES = set(
-    "JAX Flax NNX Auto Explicit Manual Orbax Adam AdamW Colab Python CPU GPU TPU FSDP Megatron Linen "
-    "PyTorch Windows XLA SPMD I A MLP HLO PRNG ZeRO RNG Optax API".split()
-)
 
 
-def prose(page: Page) -> Iterator[tuple[int, str, str]]:
-    """(line of the file, kind of block, text) of what is read; not the fold that `sync` fills."""
+def prose(page: Page) -> Iterator[tuple[int, str]]:
+    """(line of the file, text) of what is read; not the fold that `sync` fills."""
     for cell in page.chapter.markdown:
         made = MET_HERE.sub(lambda found: "\n" * found[0].count("\n"), cell.source)
-        for kind, text, line, _ in blocks(made):
-            yield cell.line + line, kind, text
-
-
-@rule(CHAPTER, PAGE)
-def enough_words(page: Page) -> Said:
-    """A chapter has 1,500 to 3,500 words of prose; any page has at most 3,500."""
-    count, least = sum(len(words(text)) for _, _, text in prose(page)), 1500
-    if count > 3500 or (count < least and page.kind == CHAPTER):
-        yield 1, f"{count} words of prose; a chapter has 1,500 to 3,500, another page at most those"
-
-
-@rule(CHAPTER, PAGE)
-def short_sentences(page: Page) -> Said:
-    """Sentences have 20 words on average and never more than 45."""
-    every = [
-        (len(words(sentence)), line, sentence)
-        for line, kind, text in prose(page)
-        if kind in ("paragraph", "item", "alert")
-        for sentence in sentences(text)
-    ]
-    if every and (mean := statistics.mean(count for count, *_ in every)) > 20:
-        count, line, sentence = max(every)
-        yield (
-            line,
-            (
-                f"{mean:.1f} words in the average sentence of the page; 20 are the limit. "
-                f"The longest ({count}) is {sentence[:70]}…"
-            ),
-        )
-    for count, line, sentence in every:
-        if count > 45:
-            yield line, f"a sentence of {count} words; make two: {sentence[:70]}…"
-
-
-@rule(CHAPTER, PAGE)
-def short_paragraphs(page: Page) -> Said:
-    """Paragraphs have at most six sentences."""
-    for line, kind, text in prose(page):
-        count = len(sentences(text)) if kind in ("paragraph", "alert") else 0
-        if count > PARAGRAPH:
-            about = f'"{read_aloud(text)[:50]}…"'
-            yield line, f"{count} sentences in the paragraph {about}; {PARAGRAPH} are the limit"
-
-
-@rule(CHAPTER, PAGE, REFERENCE)
-def cells_translate(page: Page) -> Said:
-    """No cell of a table begins as a list does: Sphinx would leave it in English."""
-    for line, kind, text in prose(page):
-        if kind == "table" and re.match(r"(\d+[.)]|[-*+])\s+\S", text):
-            yield line, f'the cell "{text}" begins as a list; write "1: …"'
+        for _, text, line, _ in blocks(made):
+            yield cell.line + line, text
 
 
 @rule(CHAPTER, PAGE)
 def plain_words(page: Page) -> Said:
     """No word tells the reader how it should feel; spelling is British."""
-    for line, _, text in prose(page):
+    for line, text in prose(page):
         for pattern, why in BANNED.items():
             own = re.sub(r'"[^"]*"', " ", read_aloud(text))  # quotations keep their spelling
             for found in re.finditer(rf"(?i:\b(?:{pattern})\b)", own):
                 if not SPELLED_SO.match(found[0]):
                     yield line, f'"{found[0]}" {why}; use another word'
-
-
-@rule(CHAPTER, PAGE)
-def layout_is_memory(page: Page) -> Said:
-    """The word layout means order in memory, as in JAX."""
-    for line, _, text in prose(page):
-        for sentence in sentences(text):
-            if re.search(r"(?i)\blayouts?\b", sentence) and "memory" not in sentence:
-                means = '"layout" means order in memory in JAX; write sharding or strategy'
-                yield line, f"{means}: {sentence[:60]}"
-
-
-@rule(CHAPTER, PAGE)
-def sentence_case(page: Page) -> Said:
-    """Headings are in sentence case and end with no point."""
-    for cell in page.chapter.markdown:
-        for line, _, text in headings(cell.source):
-            if text.rstrip().endswith((".", ":")):
-                yield cell.line + line, f'the heading "{text}" ends with a point; take it away'
-            for part in re.split(r"(?<=[:?!])\s", read_aloud(text)):
-                capital = [
-                    word
-                    for word in re.findall(r"[A-Za-z][\w-]*", part)[1:]
-                    if word[0].isupper() and not word.isupper() and word not in PROPER_NAMES
-                ]
-                if capital:
-                    has = f'the heading "{text}" has capitals in the middle ({", ".join(capital)})'
-                    yield cell.line + line, f"{has}; headings are in sentence case"
 
 
 # Pictures.
@@ -177,6 +94,10 @@ NOT_EVERYWHERE = {
     ),
     "a link without text": (r"(?<!!)\[\s*\]\(", "say where it leads"),
     "a footnote": (r"\[\^", "write a sentence, or a link"),
+    "an alert that GitHub lacks": (
+        r"^>\s*\[!(?!(?:NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\s*$)",
+        "write [!NOTE], TIP, IMPORTANT, WARNING or CAUTION alone on its line",
+    ),
     "raw HTML": (r"<(?!https?://|!--)/?[a-z][^>]*>", "use Markdown"),
     r"\( \) around a formula": (r"\\\(|\\\[", "use dollar signs"),
 }
@@ -186,8 +107,6 @@ FOLD = re.compile(r"(?ms)^<details\b[^\n]*\n.*?^</details>[ \t]*$")
 WELL_FOLDED = re.compile(
     r'(?s)<details class="(?:predict|aside)">\n<summary>[^\n]+</summary>\n\n\S.*\S\n\n</details>'
 )
-ALERT_BLOCK = re.compile(r"^>\s*\[!(\w+)\]([^\n]*)\n((?:>[^\n]*\n?)*)", re.M)
-ALERT_KINDS = ("NOTE", "TIP", "IMPORTANT", "WARNING", "CAUTION")
 
 
 def hidden(found: re.Match[str]) -> str:
@@ -227,25 +146,6 @@ def folded_text(page: Page) -> Said:
         rest = FOLD.sub(hidden, text)
         for found in re.finditer(r"</?(?:details|summary)\b", rest):
             yield line_at(cell, found.start()), f"{found[0]} without its other half: write both"
-
-
-@rule(CHAPTER, PAGE)
-def alerts(page: Page) -> Said:
-    """Alerts are GitHub's, alone on their line, and begin with a bold word."""
-    for cell in page.chapter.markdown:
-        for found in ALERT_BLOCK.finditer(cell.source):
-            (kind, rest, body), line = found.groups(), line_at(cell, found.start())
-            if kind not in ALERT_KINDS:
-                yield line, f"[!{kind}] is no alert of GitHub's; use {', '.join(ALERT_KINDS)}"
-            if rest.strip():
-                yield line, f"[!{kind}] stands alone on its line; move {rest.strip()!r} down"
-            first = body.lstrip("> \n")
-            if not first.startswith("**"):
-                why = "because Colab shows the mark as text"
-                yield (
-                    line,
-                    f"the text after [!{kind}] begins with a bold word, {why}: {first[:40]!r}",
-                )
 
 
 @rule(CHAPTER, PAGE, REFERENCE)

@@ -1,21 +1,20 @@
-"""Print, for each row of tests/rows.toml, the cells that show it, and what is missing.
+"""The rule that each row of tests/rows.toml is proved by a test, and a planted fault proves the test.
 
-A row is shown by each cell that must notice a fault planted for it (`fails`); the tables add cells
+A row is shown by each test that must notice a fault planted for it (`fails`); the tables add tests
 that no fault names, and the sentences of rows that are advice. Each page has its table,
 tests/pages/PAGE.toml.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bookkit.lint.faults import unfit_faults
+from bookkit.lint.faults import has_proofs, label, unfit_faults
 from bookkit.lint.rules import WHOLE, SaidOfBook, rule
-from bookkit.lint.tables import Entry, listed_faults, listed_rows
+from bookkit.lint.tables import Entry, listed_faults, listed_rows, names_of_tests
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, by_name, page_files
 
@@ -28,7 +27,7 @@ def wanted_rows(book: Book) -> dict[str, Row]:
 
 
 def shown_rows(listed: Iterable[Row], wanted: dict[str, Row], faults: Iterable[Entry]) -> list[Row]:
-    """What is listed, and in `noticed` the cells that planted faults name for their rows."""
+    """What is listed, and in `noticed` what planted faults name for their rows."""
     found = {(row["id"], row["chapter"]): {"cells": [], **row, "noticed": []} for row in listed}
     for fault in faults:
         for name in fault.get("rows", ()) if "survives" not in fault else ():
@@ -60,35 +59,36 @@ def asserts(cell: Cell) -> bool:
     return False
 
 
-def cell_of(slug: str, chapter: Chapter | None) -> Cell | str:
-    """The code cell of this tag, or what is wrong with it."""
-    if chapter is None:
-        return "the page has no code cells"
-    return chapter.named(slug) or f"no cell of {chapter.name} has the tag id-{slug}"
+def no_evidence(name: str, chapter: Chapter | None, tests: set[str]) -> str:
+    """Why what a table names proves nothing; "" for a test of the page, or a cell that can fail."""
+    if name in tests:
+        return ""
+    cell = chapter.named(name.removeprefix("cell:")) if chapter else None
+    if cell is None:
+        return f"the page has no test {name} and no cell tagged id-{name.removeprefix('cell:')}"
+    if not name.startswith("cell:") and not asserts(cell):
+        return f"cell {cell.index} cannot fail; name the test, or the cell, that asserts"
+    return ""
 
 
 def problems_of(
-    entry: Row, row: Row | None, books: dict[str, Chapter], pages: dict[str, str]
+    entry: Row, row: Row | None, chapter: Chapter | None, page: str | None, tests: set[str]
 ) -> Iterator[str]:
-    """What is wrong with one row as it is shown."""
+    """What is wrong with one row as a page (its text is given) shows it."""
     where = f"{entry.get('id')} in {entry.get('chapter')}"
     if row is None:
         yield f"{where}: tests/rows.toml has no such row"
         return
-    if entry["chapter"] not in pages:
+    if page is None:
         yield f"{where}: there is no book/{entry['chapter']}.md"
         return
-    chapter, page = books.get(entry["chapter"]), pages[entry["chapter"]]
     if row["kind"] == "asserted":
-        noticed = [cell_of(slug, chapter) for slug in entry.get("noticed", ())]
-        if not entry.get("cells") and not any(isinstance(c, Cell) and asserts(c) for c in noticed):
-            yield f"{where}: an asserted row names its cells, or a fault names one that asserts"
-        for cell in (cell_of(slug, chapter) for slug in entry.get("cells", ())):
-            if isinstance(cell, str):
-                yield f"{where}: {cell}"
-            elif not asserts(cell):
-                how = "name the cell that asserts, or let it assert"
-                yield f"{where}: cell {cell.index} cannot fail; {how}"
+        noticed = (no_evidence(name, chapter, tests) for name in entry.get("noticed", ()))
+        if not entry.get("cells") and all(noticed):
+            yield f"{where}: an asserted row names its tests, or a fault names one that fails"
+        for name in entry.get("cells", ()):
+            if what := no_evidence(name, chapter, tests):
+                yield f"{where}: {what}"
         return
     words = " ".join(entry.get("text", "").split())
     if not words:
@@ -98,7 +98,7 @@ def problems_of(
     source = entry.get("source", "")
     if source.startswith("http") and source not in page:
         yield f"{where}: the page does not link to its source {source}"
-    elif not source or (source not in page and isinstance(cell_of(source, chapter), str)):
+    elif not source or (source not in page and not (chapter and chapter.named(source))):
         yield f"{where}: `source` is an address that the page links to, or the tag of a cell"
 
 
@@ -125,44 +125,21 @@ def without_faults(found: list[Row], every: dict[str, Row], faults: list[Entry])
 def faults_and_rows(book: Book) -> SaidOfBook:
     """Every row of tests/rows.toml is shown where it is promised, and a fault puts it to the test."""
     books, pages, every = by_name(book.root), text_of_pages(book), wanted_rows(book)
+    tests = {page: names_of_tests(book, page) for page in pages}
     faults = listed_faults(book)
     for name in dict.fromkeys(fault["file"] for fault in faults):
         for what in unfit_faults([one for one in faults if one["file"] == name], books, every):
             yield name, 1, what
+    for fault in faults:
+        page = fault["chapter"]
+        if page in books and not has_proofs(books[page]) and "fails" in fault:
+            if what := no_evidence(fault["fails"], books[page], tests[page]):
+                yield fault["file"], 1, f"{label(fault)}: {what}"
     found = shown_rows(listed_rows(book), every, faults)
-    said = [*gaps(found, every, pages), *without_faults(found, every, faults)]
-    for what in said:
+    for what in [*gaps(found, every, pages), *without_faults(found, every, faults)]:
         yield "tests/rows.toml", 1, what
     for entry in found:
-        for what in problems_of(entry, every.get(entry["id"]), books, pages):
+        row, page = every.get(entry["id"]), entry["chapter"]
+        known = books.get(page), pages.get(page), tests.get(page, set())
+        for what in problems_of(entry, row, *known):
             yield entry["file"], 1, what
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    argparse.ArgumentParser(prog="bookkit coverage", description=__doc__.split("\n")[0]).parse_args(
-        arguments
-    )
-    book = Book()
-    books, pages, every = by_name(book.root), text_of_pages(book), wanted_rows(book)
-    found = shown_rows(listed_rows(book), every, listed_faults(book))
-    for name, row in every.items():
-        shown = []
-        for entry in (entry for entry in found if entry["id"] == name):
-            slugs = [*entry.get("cells", ()), *entry["noticed"]]
-            chapter = books.get(entry["chapter"])
-            cells = [cell_of(slug, chapter) for slug in slugs]
-            numbers = ", ".join(
-                str(n) for n in sorted({c.index for c in cells if isinstance(c, Cell)})
-            )
-            shown.append(f"{entry['chapter']} " + (f"cells {numbers}" if numbers else "text"))
-        absent = [home for home in row["chapters"] if home not in pages]
-        later = f"(not written: {', '.join(absent)})" if absent else ""
-        mark = "J" if row["kind"] == "judgement" else " "
-        print(f"{name:4}{mark} {'; '.join([*shown, later]).strip('; '):60} {row['can']}")
-    missing = [f"{path}: {what}" for path, _, what in faults_and_rows(book)]
-    if missing:
-        print("\nMissing:")
-        print("\n".join("  " + text for text in missing))
-    else:
-        print("\nNothing is missing in the chapters that exist.")
-    return bool(missing)

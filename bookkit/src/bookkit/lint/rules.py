@@ -1,4 +1,4 @@
-"""The rules of the house, as functions that `bookkit lint` asks and that the tests show good and bad.
+"""The rules of pages, as functions that `bookkit lint` calls and that the tests show good and bad.
 
 A rule's name is its id, the first line of its docstring what it wants. It binds kinds of pages
 (chapter, page, reference), any committed text, or the book as a whole, and yields the line of a
@@ -32,7 +32,6 @@ class Page:
     chapter: Chapter
     kind: str
     book: Book = field(default_factory=Book)
-    any_stack: bool = False  # whose outputs: of this Python with these releases, or of any
 
     @cached_property
     def executed(self) -> NotebookNode | None:
@@ -40,7 +39,7 @@ class Page:
         page = f"book/{self.chapter.name}"
         if page not in self.book.chapters:
             return None
-        return found_in_cache(self.book, page, self.any_stack)
+        return found_in_cache(self.book, page)
 
 
 @dataclass(frozen=True)

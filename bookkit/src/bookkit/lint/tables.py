@@ -1,17 +1,21 @@
-"""What stands in tables beside the pages: planted faults, rows of coverage, wrong answers.
+"""Tables beside the pages: planted faults, rows of coverage, wrong answers.
 
-A page has one file, tests/pages/PAGE.toml, in which cells are named by their tags id-SLUG:
+A page has one file, tests/pages/PAGE.toml, in which cells are named by their tags id-SLUG and claims
+by their tests in tests/book/test_PAGE.py, or by SLUG where a cell still asserts them:
 
     [[fault]]       name, rows, find (once in the page's show cells), replace,
-                    fails = SLUG of the cell that must fail first, or survives = the reason
-    [[row]]         id, cells = [SLUG, …] that assert it; for advice: text, source = address or SLUG
+                    fails = the test that must fail, or cell:SLUG that must raise first,
+                    or survives = the reason; slow = true leaves it to the night
+    [[row]]         id, cells = [the tests that assert it]; for advice: text, source = address or SLUG
     [exercise.NAME] wrong = Python that assigns answer_NAME, why = the mistake in it
 """
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bookkit.lint.rules import WHOLE, SaidOfBook, rule
@@ -26,7 +30,7 @@ FIELDS = {  # what a fault cannot do without
     "replace": "what a person would write there by mistake",
 }
 KEYS = {
-    "fault": {"name", "rows", "find", "replace", "fails", "survives"},
+    "fault": {"name", "rows", "find", "replace", "fails", "survives", "slow"},
     "row": {"id", "cells", "text", "source"},
     "exercise": {"wrong", "why"},
 }
@@ -36,6 +40,17 @@ def tables_of_pages(book: Book) -> dict[str, dict[str, Any]]:
     """What tests/pages/ holds, by the name of the page."""
     paths = sorted((book.root / PAGES).glob("*.toml"))
     return {path.stem: tomllib.loads(path.read_text("utf-8")) for path in paths}
+
+
+def tests_of_page(book: Book, page: str) -> Path:
+    return book.root / "tests" / "book" / f"test_{page.replace('-', '_')}.py"
+
+
+def names_of_tests(book: Book, page: str) -> set[str]:
+    """The tests of a page; none as long as its claims are proof cells."""
+    path = tests_of_page(book, page)
+    tree = ast.parse(path.read_text("utf-8") if path.exists() else "")
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def entries_of_pages(book: Book, kind: str) -> list[Entry]:
@@ -80,6 +95,6 @@ def unlike_a_table(table: dict[str, Any]) -> Iterator[str]:
             if missing := {"name", *FIELDS} - set(entry):
                 yield f"{name}: it lacks {', '.join(sorted(missing))}"
             if ("fails" in entry) == ("survives" in entry):
-                yield f"{name}: give `fails`, the cell that must fail, or `survives`, the reason"
+                yield f"{name}: give `fails`, the test that must fail, or `survives`, the reason"
         elif kind == "row" and "id" not in entry:
             yield f"{name}: it lacks id"

@@ -103,16 +103,6 @@ INDEX = "book/messages"
 LIST_BEGINS, LIST_ENDS = "<!-- written by bookkit sync -->\n", "<!-- end -->"
 
 
-def quoted(book: Book) -> set[str]:
-    """Every message that a heading of an entry quotes."""
-    return {
-        " ".join(text.split())
-        for page in pages_of_messages(book)
-        for entry in entries_of(book, page)
-        for text in entry.messages
-    }
-
-
 def index_of_messages(book: Book) -> str:
     """Each group, with a link to each of its entries."""
     groups = []

@@ -159,16 +159,14 @@ def seconds_of_cells(book: Book, page: str) -> Seconds:
     return Seconds({cell: about["execution_seconds"] / len(code) for cell in code})  # an old record
 
 
-def found_in_cache(book: Book, page: str, any_stack: bool = False) -> NotebookNode | None:
-    """A chapter as its code was executed, on this stack or on any; nothing runs."""
+def found_in_cache(book: Book, page: str) -> NotebookNode | None:
+    """A chapter as its code was executed with these releases; nothing runs."""
     from jupyter_cache import get_cache
 
-    folders = [cache_path(book), *sorted(cache_path(book).parent.glob("*/"))]
-    for folder in folders if any_stack else folders[:1]:
-        if (folder / "global.db").exists():
-            if executed := from_cache(get_cache(folder), read_as_sphinx(book, page)):
-                return executed
-    return None
+    folder = cache_path(book)
+    if not (folder / "global.db").exists():
+        return None
+    return from_cache(get_cache(folder), read_as_sphinx(book, page))
 
 
 def prune(book: Book) -> None:
