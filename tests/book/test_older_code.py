@@ -121,6 +121,8 @@ def test_experimental_shard_is_gone_and_its_functions_are_in_jax_sharding(page):
         x = jax.reshard(page.x_host, P(None, "model"))
         y = jax.sharding.auto_axes(lambda x: x @ x.T, out_sharding=P("data"))(x)
     np.testing.assert_array_equal(y, page.x_host @ page.x_host.T)
+    with pytest.raises(TypeError, match="out_shardings"):
+        jax.sharding.auto_axes(jnp.sin, out_shardings=P("data"))
 
 
 # TransferToMemoryKind
@@ -187,9 +189,11 @@ def test_xla_bridge_is_gone_and_jax_itself_tells_the_back_end(page):
 def test_other_names_are_gone_and_todays_are_there():
     """Each name in the first column is gone from the installed release, each in the second is there."""
     rows = table_below("### Other names that are gone")
-    assert len(rows) == 7
+    assert len(rows) >= 12
     for older, today, _ in rows:
-        assert not any(there(name) for name in code_in(older)), older
+        for name in code_in(older):
+            plain = re.sub(r"^from (\S+) import (\w+)$", r"\1.\2", name)
+            assert not there(plain), name
         names = [name for name in code_in(today) if "(" not in name]
         assert all(there(name) for name in names), today
 
@@ -401,6 +405,13 @@ def test_every_name_of_the_table_of_orbax_exists():
 # What still works, and has a better form
 
 
+def test_names_of_hosts_warn():
+    """jax.host_id and jax.host_count warn, and give process_index and process_count."""
+    for older, today in (("host_id", "process_index"), ("host_count", "process_count")):
+        with pytest.warns(UserWarning, match=today):
+            assert getattr(jax, older)() == getattr(jax, today)()
+
+
 def test_helpers_of_flax_for_pmap_add_a_dimension_of_devices(page):
     """shard makes (8, 1, 8) of (8, 8), and prefetch_to_device wants a dimension of devices."""
     assert common_utils.shard(page.x_host).shape == (8, 1, 8)
@@ -450,3 +461,15 @@ def test_reshard_after_forward_is_a_policy_and_not_plain_checkpoint(page):
     kept, freed, plain = cost(lambda layer: layer), cost(free_gathers), cost(jax.checkpoint)
     assert freed[0] == plain[0] > kept[0]
     assert plain[1] > freed[1] == kept[1]
+
+
+# Further reading
+
+
+def test_jax_itself_sends_to_the_migration_guide(page):
+    """The guide about pmap that the page links is the one that JAX's own message names."""
+    (guide,) = re.findall(r"https://docs\.jax\.dev\S*?\.html", page.said["device_put_sharded"][0])
+    links = re.findall(
+        r"\((https://docs\.jax\.dev[^)#]*)", (BOOK / f"{PAGE}.md").read_text("utf-8")
+    )
+    assert {link for link in links if not link.endswith("/changelog.html")} == {guide}
