@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers offline \
+.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers \
 	po translations linkcheck colab second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
@@ -102,9 +102,6 @@ launchers: ## check the files of examples/launch with Ray and with the object mo
 	@$(MAKE) --no-print-directory venv VENV=_build/launch
 	@_build/launch/bin/pip install --quiet $(PIP_OPTIONS) -r requirements-launch.txt
 	@_build/launch/bin/python -m pytest examples/launch/checks
-
-offline: venv ## execute every chapter again without network, and compare outputs
-	@$(RUN) bookkit offline
 
 po: venv ## write the catalogues for translators, locale/*.po, from the English text
 	@$(RUN) bookkit po

@@ -6,7 +6,6 @@ import pytest
 import test_exercises
 from bookkit.model.book import Book
 from bookkit.run import calls, execute
-from bookkit.run.compare import differences
 from bookkit.run.execute import read_as_sphinx
 from toy import FRONT, ROOT, code
 
@@ -105,21 +104,3 @@ def test_the_seconds_of_cells_are_kept(book):
     seconds = execute.seconds_of_cells(book, PAGE)
     numbers = [n for n, cell in enumerate(read_as_sphinx(book, PAGE).cells, 1) if cell.cell_type == "code"]
     assert sorted(seconds) == numbers and all(taken >= 0 for taken in seconds.values())
-
-
-def test_proofs_are_left_out_and_counted(tmp_path):
-    """What shows runs without them, and keeps its number."""
-    (tmp_path / "book").mkdir()
-    (tmp_path / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGE}\n")
-    shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
-    parts = [code("x = 1"), code("x = 2\nassert x", "proof"), code("print(x)\nget_ipython().execution_count")]
-    (tmp_path / f"{PAGE}.md").write_text(FRONT + "\n# A\n\n" + "\n\n".join(parts) + "\n")
-    book = Book(tmp_path)
-    published = execute.execute(book, [PAGE])[PAGE]
-    lesson = calls.without_proofs(read_as_sphinx(book, PAGE))
-    alone = execute.execute_notebooks(book, {PAGE: lesson}, fresh=True)[PAGE]
-    said, number = published.cells[3].outputs
-    assert (said.text, alone.cells[3].outputs[0].text) == ("2\n", "1\n")
-    assert alone.cells[3].outputs[1].data == number.data  # as In [N] in a traceback
-    [(where, line, how)] = differences(calls.without_proofs(published), alone)
-    assert where == 4 and line == "print(x)" and "-2" in how and "+1" in how

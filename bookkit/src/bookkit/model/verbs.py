@@ -11,7 +11,6 @@ VERBS = {  # in the order of a day's work
     "translations": ("words.report", "say what is translated, and what is broken"),
     "lint": ("lint.command", "check pages against the rules"),
     "mutants": ("lint.faults", "plant each listed fault and see that its cell fails"),
-    "offline": ("run.offline", "execute every chapter again without network, and compare"),
     "linkcheck": ("site.linkcheck", "try the links to other sites"),
     "screenshot": ("site.screenshot", "photograph a page of the built site"),
     "publish-as": ("site.address", "write another address, branch or tag everywhere"),

@@ -3,13 +3,11 @@
 After the check of each exercise the stub is judged, then a wrong answer (the tables in tests/ have
 one for each); after its solution, the solution; after the last cell, the packages are named that the
 chapter has loaded. A chapter is executed so for the site: what the calls answered is kept in the cache,
-where tests/book reads it, and the rest is published. `bookkit offline` executes it without them and
-without its proofs, and sees the same: whoever tries a wrong answer changes nothing that comes after.
+where tests/book reads it, and the rest is published.
 """
 
 from __future__ import annotations
 
-import copy
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,9 +25,6 @@ except Exception as error:
     {name} = f"raised {{type(error).__name__}}: {{error}}"
 {name}"""
 LOADED = 'sorted({name.split(".")[0] for name in __import__("sys").modules})'
-NO_PROOF = (
-    "pass  # here stands a proof"  # counts as a cell, so that those after it keep their In [N]
-)
 STUB, WRONG, SOLUTION, LOADED_PACKAGES = "the stub", "the wrong answer", "the solution", "packages"
 
 
@@ -62,15 +57,6 @@ def calls_after(
                 yield judged(WRONG, exercise)
         elif tag.startswith("solution-"):
             yield judged(SOLUTION, tag.removeprefix("solution-"))
-
-
-def without_proofs(notebook: NotebookNode) -> NotebookNode:
-    """A copy whose proofs do nothing and have shown nothing."""
-    notebook = copy.deepcopy(notebook)
-    for cell in notebook.cells:
-        if "proof" in cell.metadata.get("tags", ()):
-            cell.source, cell.outputs = NO_PROOF, []
-    return notebook
 
 
 def with_calls(book: Book, page: str, notebook: NotebookNode) -> NotebookNode:
