@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live figures sync bench lint wheel mutants mutants-meshscope kills processes launchers \
+.PHONY: help venv site test serve live figures sync bench lint wheel mutants kills processes launchers \
 	po translations linkcheck colab second-compiler canary upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
@@ -87,9 +87,6 @@ wheel: venv ## build meshscope twice, compare, check, install it alone and run i
 
 mutants: venv ## apply every planted fault and see that its cell fails (CHAPTER=… NAME=…: some, one)
 	@$(RUN) bookkit mutants $(if $(CHAPTER),--chapter $(CHAPTER)) $(if $(NAME),--name $(NAME))
-
-mutants-meshscope: venv ## plant faults in meshscope and see that its tests notice (NUMBER=…: so many)
-	@$(RUN) bookkit mutants-meshscope $(if $(NUMBER),--number $(NUMBER))
 
 kills: venv ## kill the training program of examples/ twenty times, and see that nothing is lost
 	@TRAIN_KILLS=20 $(RUN) pytest -s tests/examples/test_train_kills.py

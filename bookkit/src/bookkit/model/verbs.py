@@ -17,10 +17,6 @@ VERBS = {  # in the order of a day's work
     "colab": ("stacks.colab", "run every notebook as Colab would"),
     "run-notebook": ("stacks.notebook", "run one notebook, and write down what happened"),
     "wheel": ("stacks.wheel", "build meshscope twice, check it, and try it alone"),
-    "mutants-meshscope": (
-        "stacks.meshscope_mutants",
-        "plant faults in meshscope and see that its tests fail",
-    ),
     "second-compiler": (
         "stacks.second_compiler",
         "compile programs of the book for TPU too, and check what is stored",
