@@ -19,8 +19,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live figures sync bench lint wheel mutants kills processes launchers \
-	po translations linkcheck colab second-compiler canary upgrade publish-as release-ref hooks clean
+.PHONY: help venv site test serve live figures sync lint mutants kills processes launchers po \
+	translations colab second-compiler linkcheck upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,17 +60,17 @@ serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
 	@echo "http://localhost:$(PORT)/"
 	@$(RUN) http.server --bind 127.0.0.1 --directory _build/html $(PORT)
 
+WATCHED := src/meshscope companion bookkit/src site locale _config.yml _toc.yml
+UNWATCHED := _build notebooks tests .git $(VENV) __pycache__ *.pyc *.mo
 live: venv ## rebuild and reload pages as files are saved (LANGUAGE=zh_TW for Chinese)
-	@$(RUN) bookkit live --port $(PORT) --language $(LANGUAGE)
+	@$(RUN) sphinx_autobuild --port $(PORT) $(WATCHED:%=--watch %) $(UNWATCHED:%=--ignore "$(CURDIR)/%") \
+	  -q -c . -D language=$(LANGUAGE) -d _build/live/$(LANGUAGE)/doctrees . _build/live/$(LANGUAGE)/html
 
 figures: venv ## draw the figures whose program, or what it reads, changed
 	@$(RUN) bookkit figures
 
 sync: venv ## write notebooks/ and shared cells from book/
 	@$(RUN) bookkit sync
-
-bench: site ## seconds and memory of each chapter, seconds to build, bytes of pages
-	@$(RUN) bookkit bench
 
 lint: venv ## the rules of pages, ruff, mypy (as on Windows too), codespell, actionlint, zizmor
 	$(RUN) ruff check .
@@ -81,9 +81,6 @@ lint: venv ## the rules of pages, ruff, mypy (as on Windows too), codespell, act
 	$(RUN) bookkit lint
 	$(RUN) bookkit second-compiler --check
 	bookkit/check_workflows.sh $(VENV)
-
-wheel: venv ## build meshscope twice, compare, check, install it alone and run its examples there
-	@$(RUN) bookkit wheel
 
 mutants: venv ## apply every planted fault and see that its cell fails (CHAPTER=… NAME=…: some, one)
 	@$(RUN) bookkit mutants $(if $(CHAPTER),--chapter $(CHAPTER)) $(if $(NAME),--name $(NAME))
@@ -122,14 +119,23 @@ second-compiler: venv ## compile the book's programs for TPU and GPU too (COMPAR
 	}
 	@$(RUN) bookkit second-compiler --compilers $(COMPILERS) $(if $(ONLY),--only $(ONLY)) $(if $(COMPARE),--compare)
 
+OPENERS := https://colab.research.google.com/github,https://mybinder.org/v2/gh
 linkcheck: venv ## try the links to other sites
-	@$(RUN) bookkit linkcheck
+	@$(RUN) sphinx -q -b linkcheck -D linkcheck_anchors_ignore='^!,^L[0-9],^issuecomment-,^discussion' \
+	  -D linkcheck_ignore="$$(sed -n 's/^ *\(baseurl\|url\): //p' _config.yml | paste -sd,),$(OPENERS)" \
+	  -D linkcheck_timeout=30 -D linkcheck_retries=3 -c . . _build/linkcheck
 
-canary: venv ## build with the newest Sphinx, myst-parser and theme, beside the site
-	@$(RUN) bookkit canary
-
-upgrade: venv ## take the newest releases, re-execute, and list the outputs that changed
-	@bookkit/upgrade.sh $(VENV)
+upgrade: venv ## take the newest releases that requirements.in allows, and list the outputs that changed
+	@$(RUN) bookkit execute --out _build/outputs-before
+	@$(BIN)/pip install --quiet uv
+	@{ echo "# Compiled from requirements.in for Python 3.11 to 3.13 by \`make upgrade\`: do not edit."; \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-header --no-annotate \
+	    --fork-strategy requires-python --no-emit-package bookkit --no-emit-package many-devices requirements.in && \
+	  printf '.\n./bookkit\n./companion\n'; } > _build/requirements.new
+	@cp _build/requirements.new requirements.txt
+	@$(MAKE) --no-print-directory venv
+	@$(RUN) bookkit execute --out _build/outputs-after
+	@$(RUN) bookkit compare _build/outputs-before _build/outputs-after
 
 publish-as: venv ## write another address everywhere: URL=https://me.github.io/book/ REPO=https://github.com/me/book
 	@$(RUN) bookkit publish-as --site "$(URL)" --repo "$(REPO)"

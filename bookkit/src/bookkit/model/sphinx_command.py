@@ -1,4 +1,4 @@
-"""How Sphinx is called: for pages, for catalogues, by the canary."""
+"""How Sphinx is called: for pages and for catalogues."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ def build_command(
     language: Language,
     builder: str = "html",
     folder: Path | None = None,
-    python: Path = Path(sys.executable),
 ) -> list[str]:
     """How to build one language into folder/BUILDER, _build/LANGUAGE/html; warnings fail it."""
     folder = folder or book.root / "_build" / language.code
     strict = ["-W", "-n", "--keep-going", "-q"]
     where = ["-c", str(book.root), "-d", str(folder / "doctrees")]
     about = ["-D", f"language={language.code}"]
-    sphinx = [str(python), "-m", "sphinx", "-b", builder, *strict, *where, *about]
+    sphinx = [sys.executable, "-m", "sphinx", "-b", builder, *strict, *where, *about]
     return [*sphinx, str(book.root), str(folder / builder)]

@@ -1,4 +1,4 @@
-"""The built site in the system's Chromium, driven by Playwright: for the checks and for photographs.
+"""The built site in the system's Chromium, driven by Playwright.
 
 No browser is ever downloaded. The site is served as GitHub Pages serves it: below the path of its
 address, with 404.html for what is not there.
