@@ -6,9 +6,7 @@ PYTHON ?=
 PORT ?= 8000
 LANGUAGE ?= en
 WORKERS ?= 2
-ALL ?=
 PIP_OPTIONS ?=
-CHANGED = $(if $(ALL),,--changed)
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 INSTALLED := $(VENV)/.requirements-installed
@@ -48,13 +46,12 @@ venv: ## make the virtual environment (every other target does so when needed)
 site: venv ## build the site in both languages into _build/html, executing what changed
 	@$(RUN) bookkit site
 
-# Tests that passed are left out while what they depend on is the same (tests/bookkit/selection.py).
 # Programs that are killed at certain moments come last, when nothing else makes them wait.
-test: venv ## execute what changed, then run the tests that a change can touch (ALL=yes: every test)
+test: venv ## execute what changed, then run the tests
 	@.ci/browser || echo "The built site is not looked at without one; all else is checked."
 	@$(RUN) bookkit execute
-	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHANGED)
-	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHANGED)
+	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
 	@echo "http://localhost:$(PORT)/"

@@ -9,8 +9,6 @@ from bookkit.run import calls, execute
 from bookkit.run.execute import read_as_sphinx
 from toy import FRONT, ROOT, code
 
-pytestmark = pytest.mark.reads()  # a made-up book
-
 PAGE = "book/99-bad"
 CHECKS = {  # by exercise: what its check does, and what is said of it
     "kind": ("return 'correct'", "to the stub, not \"not yet"),

@@ -11,8 +11,6 @@ from bookkit.model.chapter import Cell, parse
 from bookkit.run.cells import as_jobs, run_jobs
 from toy import FRONT, code
 
-pytestmark = pytest.mark.reads()  # made-up chapters
-
 
 def toy(*more):
     cells = code("sizes = (2, 4)", "mesh"), code("rows = 16", "other"), code("predicted = rows // sizes[0]", "predict")

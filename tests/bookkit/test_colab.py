@@ -25,8 +25,6 @@ from bookkit.stacks.notebook import at_site, pins, unlike_colab
 from bookkit.stacks.notebook import main as run_one
 from rules import BOOK
 
-pytestmark = pytest.mark.reads("notebooks/01-mesh.ipynb")  # a sample, but for the buttons
-
 LISTS = sorted(colab.LISTS.glob("*.txt"))
 SETUP = (BOOK.root / "book" / "cells" / "setup.py").read_text("utf-8")
 
@@ -78,7 +76,6 @@ def test_a_list_that_is_not_there():
 # Buttons.
 
 
-@pytest.mark.reads("notebooks/*.ipynb", "notebooks/*/*.ipynb")
 @pytest.mark.parametrize("language", BOOK.languages, ids=lambda language: language.code)
 @pytest.mark.parametrize("page", BOOK.chapters)
 def test_a_button_opens_its_own_notebook_in_its_own_language(page, language):

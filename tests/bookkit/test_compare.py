@@ -7,7 +7,6 @@ from bookkit.model.book import Problem
 from bookkit.run import compare
 
 new = nbformat.v4
-pytestmark = pytest.mark.reads()  # made-up notebooks
 
 
 def notebook(*cells):

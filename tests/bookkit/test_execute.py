@@ -23,8 +23,6 @@ from bookkit.run.execute import (
 )
 from toy import FRONT, ROOT
 
-pytestmark = pytest.mark.reads()  # made-up books
-
 HEAD = FRONT + "\n# A claim\n\nProse.\n"
 
 

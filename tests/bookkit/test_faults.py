@@ -8,8 +8,6 @@ from bookkit.model.chapter import parse
 from bookkit.run.cells import run_jobs
 from toy import FRONT, code
 
-pytestmark = pytest.mark.reads()  # made-up chapters
-
 FAULTY = parse("99-bad", FRONT + "\n# A\n\n" + "\n\n".join([
     code("sizes = (2, 4)", "id-sizes"), *map(code, ["rows = 16", "predicted = rows // sizes[0]", "shown = predicted"]),
     code("assert predicted == 8", "id-eight"), code("assert rows < 20", "id-few")]) + "\n")

@@ -23,8 +23,6 @@ from bookkit.words import catalogues, po, sync
 from chromium import chromium
 from toy import FRONT, ROOT, code, link_site
 
-pytestmark = pytest.mark.reads("book/proves.md")  # made-up pages, and the one that lists proofs
-
 BOOK = Book()
 PSEUDO = "ja"  # Sphinx's own words are Japanese; the book's are English in brackets
 LINE = """print("predicted 4 · measured 4 bytes")

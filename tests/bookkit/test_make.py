@@ -10,8 +10,6 @@ import pytest
 
 from toy import ROOT
 
-pytestmark = pytest.mark.reads()  # made-up folders
-
 FIND = ROOT / "bookkit" / "find_python.sh"
 
 

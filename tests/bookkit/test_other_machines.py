@@ -15,7 +15,6 @@ from bookkit.__main__ import VERBS
 from toy import ROOT
 
 # Of the book, two pages; the rest is workflows and scripts.
-pytestmark = pytest.mark.reads("book/run.md", "book/your-ci.md", "*.md")
 
 WORKFLOWS = sorted(path for folder in ("workflows", "examples") for path in (ROOT / ".github" / folder).glob("*.yml"))
 PREPARE = ROOT / ".github" / "actions" / "prepare" / "action.yml"
@@ -268,7 +267,6 @@ def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
         assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 
-@pytest.mark.reads("book/run.md")
 def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
     """For Windows, and for machines without make."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
@@ -277,7 +275,6 @@ def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
     assert set(re.findall(r"`python -m bookkit ([\w-]+)", page)) <= set(VERBS)
 
 
-@pytest.mark.reads("book/your-ci.md")
 def test_the_page_shows_the_workflow_that_is_checked():
     page = (ROOT / "book" / "your-ci.md").read_text("utf-8")
     [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)

@@ -10,8 +10,6 @@ from bookkit.model.package import SETUP, build_wheel, unlike_pin
 from bookkit.site import address
 from toy import ROOT
 
-pytestmark = pytest.mark.reads("addresses")
-
 BOOK = Book()
 SITE, REPO = "https://someone.github.io/their-book/", "https://github.com/someone/their-book"
 

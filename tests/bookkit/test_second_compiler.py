@@ -26,8 +26,6 @@ from bookkit.stacks.two_programs import schedule
 from bookkit.words.sync import with_shared_cells
 from toy import FRONT, ROOT, code
 
-pytestmark = pytest.mark.reads("book/two-compilers.md")
-
 BOOK = Book()
 SHOWN = """\
 import jax, jax.numpy as jnp

@@ -29,10 +29,6 @@ from bookkit.words.messages import code_messages, found_by_matching
 from meshscope._messages import MESSAGES as OF_MESHSCOPE
 from toy import ROOT
 
-pytestmark = pytest.mark.reads(  # besides the code of pages
-    "locale/*/LC_MESSAGES/*.po", "locale/*/LC_MESSAGES/code/*.po"
-)
-
 BOOK = Book()
 NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
 MESSAGES = code_messages(BOOK)

@@ -58,7 +58,6 @@ def test_gettext_accepts_every_catalogue(language):  # with msgfmt -c too, where
 
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
-@pytest.mark.reads("locale/")
 def test_what_is_excepted_is_of_a_catalogue_that_there_is(language):
     folder = catalogues.catalogue_folder(BOOK, language)
     for known in read_house(folder.parent / "terms.toml").exceptions:  # each is asked for with its page
@@ -411,14 +410,12 @@ def edited(tmp_path_factory):
     return book, po.every_message(book), path.read_text("utf-8")
 
 
-@pytest.mark.reads()  # a made-up book
 def test_only_a_page_that_changed_is_taken_apart_again(edited):
     trees = edited[0].root / "_build" / "gettext" / "doctrees" / "book"
     other, own = ((trees / f"{name}.doctree").stat().st_mtime_ns for name in ("02-variables", "01-mesh"))
     assert other < edited[0].source("book/01-mesh").stat().st_mtime_ns <= own
 
 
-@pytest.mark.reads()  # a made-up package
 def test_other_code_takes_every_page_apart_again(monkeypatch, tmp_path):
     monkeypatch.setattr(sphinx_ext.bookkit, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "words").mkdir()
@@ -438,7 +435,6 @@ def report(edited, monkeypatch, capsys, *options):
     return status, *capsys.readouterr()
 
 
-@pytest.mark.reads()  # a made-up book
 def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys):
     book, messages, text = edited
     status, out, err = report(edited, monkeypatch, capsys, "--list")
@@ -461,14 +457,12 @@ def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys)
     assert re.search(r"missing: This paragraph.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M)
 
 
-@pytest.mark.reads()  # a made-up book
 def test_only_a_release_asks_for_all_messages(edited, monkeypatch, capsys):
     status, _, err = report(edited, monkeypatch, capsys, "--complete")
     assert status == BROKEN and "繁體中文: 2 messages are left to translate" in err
     assert report(edited, monkeypatch, capsys)[0] == 0
 
 
-@pytest.mark.reads()  # a made-up book
 def test_what_is_broken_exits_with_2_and_says_where(edited, monkeypatch, capsys):
     book = edited[0]
     name, entry, text = change(book, r"\b2026\b", "2025", english="2026")
@@ -481,7 +475,6 @@ def test_what_is_broken_exits_with_2_and_says_where(edited, monkeypatch, capsys)
     assert f"{name}.po:" in err and "number: the English says 2026, the translation does not" in err
 
 
-@pytest.mark.reads()  # a made-up book
 def test_without_msgfmt_it_says_so_or_fails(edited, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "msgfmt is not installed" in report(edited, monkeypatch, capsys)[1]
