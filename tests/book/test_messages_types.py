@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -336,19 +337,21 @@ def test_auto_axes_wants_every_array_by_position(page):
     assert words in said(outside, page.b_B)
 
 
-def test_the_spectral_norm_of_flax_and_muon_raise_it_too(page):
-    """A layer and an optimizer whose products cannot be told a sharding."""
-    import optax
-
-    by_columns = {"out_sharding": (None, "model")}
-    linear = nnx.Linear(16, 8, rngs=nnx.Rngs(0), kernel_metadata=by_columns)
-    norm = nnx.SpectralNorm(linear, rngs=nnx.Rngs(0))
-    assert "Contracting dimensions" in said(lambda: norm(page.x_BD, update_stats=True))
-    weights = {"w": page.put(np.ones((16, 16), "float32"), page.mesh, "data", "model")}
+def test_an_update_of_muon_is_handed_to_the_compiler_whole(page):
+    """Muon multiplies inside `update`: it raises the message. Inside auto_axes, with the specs of
+    its results, the update is that of one device, and keeps its sharding."""
+    weight = np.random.default_rng(0).normal(size=(16, 16)).astype("float32")
+    weights = {"w": page.put(weight, page.mesh, "data", "model")}
     muon = optax.contrib.muon(1e-3)
-    assert "Contracting dimensions" in said(
-        lambda: muon.update(weights, muon.init(weights), weights)
-    )
+    state = muon.init(weights)
+    assert "Contracting dimensions" in said(muon.update, weights, state, weights)
+    specs = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding.spec, (weights, state))
+    auto = jax.sharding.auto_axes(muon.update, out_sharding=specs)
+    update, _ = auto(weights, state, weights)
+    assert type_of(update["w"]) == "float32[16@data,16@model]"
+    whole = {"w": jnp.asarray(weight)}
+    alone, _ = muon.update(whole, muon.init(whole), whole)
+    np.testing.assert_allclose(update["w"], alone["w"], atol=1e-7)
 
 
 def test_an_embedding_is_looked_up_with_the_sharding_of_its_result(page):
