@@ -1,12 +1,15 @@
-"""From older code: names that are gone, what took their place, and Orbax's v0 beside its v1."""
+"""From older code: what each older form says now, and what took its place."""
 
 import importlib
 import re
+import warnings
 from functools import partial
 
 import flax.linen as nn
 import jax
+import jax.experimental.shard_map
 import jax.extend.backend
+import jax.interpreters.pxla
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as v0
@@ -14,10 +17,12 @@ import pytest
 from flax import jax_utils, nnx
 from flax.linen import partitioning
 from flax.training import common_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType
 from orbax.checkpoint import v1 as ocp
 
-from pages import BOOK
+from pages import BOOK, compiled_for_cpu
 
 PAGE = "older-code"
 P = jax.P
@@ -49,6 +54,73 @@ def table_below(heading):
 def code_in(cell):
     """What a cell of a table says in code."""
     return re.findall(r"`([^`]+)`", cell)
+
+
+def assert_all_add_up(page, name):
+    """Today's form of this name gives the sum of all 64 numbers."""
+    assert float(page.said[name][1]) == page.x_host.sum() == 2016
+
+
+def deprecated(module, name):
+    """A deprecated name of JAX, which must warn. JAX warns only once for each name and process."""
+    module.__getattr__.cache_clear()
+    with pytest.warns(DeprecationWarning, match=f"{module.__name__}.* is deprecated"):
+        return getattr(module, name)
+
+
+# JAX: meshes and specs
+
+
+def test_with_mesh_warns_and_set_mesh_does_not(page):
+    """`with mesh:` is deprecated; inside jax.set_mesh a constraint finds the mesh."""
+    older, today = page.said["with mesh"]
+    assert older.startswith("DeprecationWarning: `with mesh:` context")
+    assert today == str(P("data"))
+
+
+def test_use_mesh_is_gone(page):
+    """jax.sharding has no use_mesh; jax.set_mesh sets the mesh for a block."""
+    older, today = page.said["use_mesh"]
+    assert older.endswith("has no attribute 'use_mesh'") and today == str(("data", "model"))
+
+
+def test_make_mesh_without_axis_types_makes_explicit_axes(page):
+    """Without axis_types= the axes are Explicit, so that an ambiguous product raises; Auto gives it."""
+    older, today = page.said["axis_types"]
+    assert "Contracting dimensions are sharded" in older
+    assert float(today) == (page.x_host @ page.x_host).sum()
+
+
+def test_axis_shapes_became_axis_sizes(page):
+    """The keyword axis_shapes raises a TypeError since JAX 0.11.1; by position both work."""
+    older, today = page.said["axis_shapes"]
+    assert older.startswith("TypeError") == (jax.__version_info__ >= (0, 11, 1))
+    assert today == "8"
+
+
+def test_positional_sharding_is_gone(page):
+    """PositionalSharding cannot be imported; a NamedSharding shards by rows."""
+    older, today = page.said["PositionalSharding"]
+    assert "cannot import name 'PositionalSharding'" in older and today == str(P("data"))
+
+
+def test_specs_and_meshes_moved_to_jax_sharding(page):
+    """jax.experimental.maps is gone; Mesh and PartitionSpec, which is jax.P, are in jax.sharding."""
+    older, today = page.said["PartitionSpec"]
+    assert "No module named 'jax.experimental.maps'" in older and today == "True"
+
+
+def test_a_spec_is_not_a_tuple_and_does_not_equal_one(page):
+    """Without a message, a spec compared with a tuple is False, and so is isinstance."""
+    assert page.said["spec and tuple"] == ["(False, False)", "(True, True)"]
+
+
+def test_thread_resources_warns_and_does_not_see_set_mesh(page):
+    """pxla.thread_resources warns, and finds no mesh inside jax.set_mesh."""
+    thread_resources = deprecated(jax.interpreters.pxla, "thread_resources")
+    with jax.set_mesh(page.mesh):
+        assert thread_resources.env.physical_mesh.empty
+    assert page.said["thread_resources"][1] == "(2, 4)"
 
 
 # The current mesh
@@ -201,6 +273,218 @@ def test_other_names_are_gone_and_todays_are_there():
 def test_xla_computation_is_lower():
     """jax.jit(f).lower(x) gives the program's text that jax.xla_computation gave."""
     assert "sine" in jax.jit(jnp.sin).lower(1.0).as_text()
+
+
+# JAX: shard_map and what came before it
+
+
+def test_the_experimental_shard_map_warns():
+    """The import from jax.experimental.shard_map is deprecated, and jax says so."""
+    assert callable(deprecated(jax.experimental.shard_map, "shard_map"))
+
+
+def test_jax_shard_map_adds_up_all_rows(page):
+    """jax.shard_map with a psum gives the sum over all devices, as the older import did."""
+    assert_all_add_up(page, "experimental.shard_map")
+
+
+def test_check_rep_is_check_vma(page):
+    """shard_map takes no check_rep; it is called check_vma."""
+    assert "unexpected keyword argument 'check_rep'" in page.said["check_rep"][0]
+    assert_all_add_up(page, "check_rep")
+
+
+def test_shard_map_takes_keywords_only(page):
+    """Mesh and specs given by position raise; a mesh that is set need not be named."""
+    assert "positional argument" in page.said["positional"][0]
+    assert_all_add_up(page, "positional")
+
+
+def test_auto_became_axis_names(page):
+    """shard_map takes no auto=; axis_names= names the axes that are written by hand."""
+    assert "unexpected keyword argument 'auto'" in page.said["auto"][0]
+    assert_all_add_up(page, "auto")
+
+
+def test_pvary_became_pcast(page):
+    """jax.lax has no pvary; pcast(to="varying") marks a carry that varies."""
+    older = page.said["pvary"][0]
+    assert older.startswith("AttributeError") and "pvary" in older
+    assert_all_add_up(page, "pvary")
+
+
+def test_xmap_is_gone(page):
+    """jax.experimental.maps is gone, and xmap with it; jax.vmap under jax.jit gives the sum."""
+    assert "No module named 'jax.experimental.maps'" in page.said["xmap"][0]
+    assert_all_add_up(page, "xmap")
+
+
+# JAX: pjit and pmap
+
+
+def test_pjit_takes_no_axis_resources(page):
+    """in_axis_resources= of pjit is gone, and jax.jit takes in_shardings=."""
+    assert "unexpected keyword argument 'in_axis_resources'" in page.said["pjit"][0] or (
+        "jax.experimental.pjit.pjit has been deprecated" in page.said["pjit"][0]
+    )
+    assert_all_add_up(page, "pjit")
+
+
+def test_a_constraint_takes_no_axis_resources(page):
+    """with_sharding_constraint takes no axis_resources=."""
+    older, today = page.said["axis_resources"]
+    assert "unexpected keyword argument 'axis_resources'" in older and today == str(P("data"))
+
+
+def test_device_of_jit_warns_and_a_placed_input_does_the_same(page):
+    """jax.jit(device=) warns; with an input placed on device 1, the sum is made there."""
+    assert page.said["jit device"][0].startswith("DeprecationWarning: backend and device")
+    assert_all_add_up(page, "jit device")
+    second = jax.devices()[1]
+    assert jax.jit(jnp.sum)(jax.device_put(page.x_host, second)).devices() == {second}
+
+
+def test_pmap_still_works_and_jit_gives_the_same(page):
+    """pmap's shares add up to 1, and so do those of jax.jit, whose spec names the mesh's axis."""
+    assert page.said["pmap"] == [str((P("i"), 1.0)), str((P("data"), 1.0))]
+
+
+def test_a_row_of_a_result_of_pmap_is_copied_to_all_devices():
+    """[0] of what pmap returns is whole on all eight devices."""
+    row = jax.pmap(lambda x_D: 2 * x_D)(np.ones((8, 8), "float32"))[0]
+    assert len(row.sharding.device_set) == 8 and row.sharding.is_fully_replicated
+
+
+def test_device_put_replicated_is_gone(page):
+    """device_put_replicated raises; with P() each of eight devices holds a copy of (8, 8)."""
+    older, today = page.said["device_put_replicated"]
+    assert "device_put_replicated is deprecated" in older and today == str(((8, 8), 8))
+
+
+def test_replicate_of_flax_adds_a_dimension(page):
+    """flax.jax_utils.replicate still works, and adds a dimension of eight devices."""
+    assert jax_utils.replicate(page.x_host).shape == (8, 8, 8)
+
+
+def test_device_put_sharded_is_gone(page):
+    """device_put_sharded raises; device_put by rows leaves one row on each device."""
+    older, today = page.said["device_put_sharded"]
+    assert "device_put_sharded is deprecated" in older and today == str(((8, 8), (1, 8)))
+
+
+# JAX: trees, keys, arrays
+
+
+def test_tree_map_is_gone(page):
+    """jax has no tree_map; jax.tree.map does the same. So are tree_leaves and tree_flatten."""
+    assert page.said["tree_map"][0].endswith("has no attribute 'tree_map'")
+    assert_all_add_up(page, "tree_map")
+    for name in ("leaves", "flatten"):
+        assert not there(f"jax.tree_{name}") and there(f"jax.tree.{name}")
+
+
+def test_a_key_is_an_array_with_a_dtype_of_its_own(page):
+    """jax.random has no KeyArray: a key's dtype is a prng_key."""
+    older, today = page.said["KeyArray"]
+    assert older.endswith("has no attribute 'KeyArray'") and today == "True"
+
+
+def test_key_and_prngkey_give_the_same_numbers():
+    """jax.random.PRNGKey still works, and draws the numbers of jax.random.key."""
+    drawn = [jax.random.normal(make(0), (4,)) for make in (jax.random.key, jax.random.PRNGKey)]
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_numbers_drawn_before_jax_0_5_differ_without_a_message(page):
+    """The flag of before gives other numbers from the same key, and nothing says so."""
+    before, now = (np.array(words.strip("[]").split(), float) for words in page.said["numbers"])
+    assert before.shape == now.shape == (2,) and not np.isclose(before, now).any()
+
+
+def test_device_buffer_is_gone(page):
+    """An array has no device_buffer; it has shards, and devices() in place of device()."""
+    older, today = page.said["device_buffer"]
+    assert "device_buffer has been deprecated" in older and today == str(((1, 8), 8))
+
+
+# Flax NNX before 0.12
+
+
+def test_an_optimizer_needs_wrt(page):
+    """nnx.Optimizer without wrt= raises."""
+    older, today = page.said["wrt"]
+    assert "As of Flax 0.11.0 the `wrt` argument is required" in older and today == "0"
+
+
+def test_update_needs_the_model_and_the_gradients(page):
+    """update(grads) raises; update(model, grads) takes one step of SGD by the right gradient."""
+    older, today = page.said["update"]
+    assert "update requires both (model, grads)" in older and today == "(1, -21.4)"
+    column = page.x_host.sum(axis=0)  # the gradient of each column of w
+    np.testing.assert_allclose(page.gradients.w[:, 0], column)
+    np.testing.assert_allclose(page.layer.w[0, 0], 1 - 0.1 * column[0])
+
+
+def test_value_of_a_variable_warns(page):
+    """w.value warns; w[...] and w.get_value() give the array."""
+    older, today = page.said["value"]
+    assert "'.value' access is now deprecated" in older and today == str(((8, 8), (8, 8)))
+
+
+def test_an_in_place_operation_on_a_variable_raises(page):
+    """w += 1 raises; w[...] += 1 adds."""
+    older, today = page.said["in place"]
+    assert "In-place operations are no longer supported" in older and today == "2.0"
+
+
+def test_the_annotation_is_called_out_sharding(page):
+    """sharding= warns; whichever keyword wrote it, the metadata have no "sharding"."""
+    older, today = page.said["sharding="]
+    assert "'sharding' is deprecated, use 'out_sharding'" in older
+    assert today == str((P("data", "model"), None))
+    with warnings.catch_warnings(action="ignore"):
+        for keyword in ("sharding", "sharding_names"):
+            found = page.annotated(**{keyword: ("data", "model")})
+            assert found == (P("data", "model"), None)
+
+
+def test_an_annotated_variable_needs_a_mesh(page):
+    """Without a mesh an annotated variable raises; inside jax.set_mesh it is sharded at once."""
+    older, today = page.said["without mesh"]
+    assert "mesh context or metadata is required" in older and today == "(4, 2)"
+
+
+def test_flax_does_not_see_the_mesh_of_with_mesh(page):
+    """Inside `with mesh:` an annotated variable raises as well."""
+    older, today = page.said["flax with mesh"]
+    assert "mesh context or metadata is required" in older
+    assert today == str(P("data", "model"))
+
+
+def test_the_constraint_of_nnx_is_gone(page):
+    """nnx has no with_sharding_constraint; jax.lax has it."""
+    older, today = page.said["nnx constraint"]
+    assert "has no attribute 'with_sharding_constraint'" in older and today == str(P("data"))
+
+
+def test_a_plain_list_of_layers_raises(page):
+    """A list that holds weights raises; nnx.List holds two layers with two weights."""
+    older, today = page.said["list"]
+    assert "assigned to static attribute 'layers'" in older and today == "2"
+
+
+def test_methods_of_state_warn(page):
+    """state.flat_state() warns; nnx.to_flat_state gives the paths. Each has its function."""
+    older, today = page.said["state"]
+    assert "Please use the equivalent `nnx.to_flat_state`" in older and today == "[('w',)]"
+    for name in ("to_flat_state", "to_pure_dict", "split_state", "filter_state"):
+        assert there(f"flax.nnx.{name}")
+
+
+def test_linen_returns_plain_dictionaries(page):
+    """params.unfreeze() raises: Linen's parameters are a dict."""
+    older, today = page.said["unfreeze"]
+    assert "no attribute 'unfreeze'" in older and today == "['bias', 'kernel']"
 
 
 # Orbax: from v0 to v1
@@ -403,6 +687,42 @@ def test_every_name_of_the_table_of_orbax_exists():
 
 
 # What still works, and has a better form
+
+
+def test_the_older_constructors_give_no_warning():
+    """create_device_mesh and host_local_array_to_global_array do not warn."""
+    row = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    with warnings.catch_warnings(action="error"):
+        mesh_utils.create_device_mesh((2, 4))
+        multihost_utils.host_local_array_to_global_array(np.ones((8, 8)), row, P("data"))
+
+
+@compiled_for_cpu
+def test_create_device_mesh_and_mesh_make_the_mesh_of_make_mesh(page):
+    """On CPU create_device_mesh, then Mesh, gives the mesh that make_mesh gives, with Auto axes."""
+    assert page.by_hand == page.mesh
+    assert page.by_hand.axis_types == (AxisType.Auto, AxisType.Auto)
+
+
+def test_both_functions_make_the_same_global_array(page):
+    """host_local_array_to_global_array and make_array_from_process_local_data give one array."""
+    older = multihost_utils.host_local_array_to_global_array(page.x_host, page.row, P("data"))
+    assert older.sharding.is_equivalent_to(page.given.sharding, 2)
+    for found in (older, page.given, page.local):
+        np.testing.assert_array_equal(found, page.x_host)
+
+
+def test_psum_of_1_and_axis_size_count_the_devices(page):
+    """psum(1, "data") and axis_size("data") are 8, the devices along the axis."""
+    assert tuple(map(int, page.both)) == (8, 8) == (page.row.size, len(page.x_host))
+
+
+def test_with_partitioning_annotates_a_layer(page):
+    """nnx.with_partitioning still shards a kernel."""
+    wrapped = nnx.with_partitioning(nnx.initializers.ones, ("data", "model"))
+    with jax.set_mesh(page.mesh):
+        linear = nnx.Linear(8, 8, kernel_init=wrapped, rngs=nnx.Rngs(0))
+    assert linear.kernel.sharding.spec == P("data", "model")
 
 
 def test_names_of_hosts_warn():
