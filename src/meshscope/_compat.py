@@ -6,7 +6,7 @@ met here. Supported: jax 0.10.2 and newer.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -87,3 +87,25 @@ def buffers(x: jax.Array) -> Iterator[tuple[jax.Device, tuple[Any, ...], Hashabl
         except NotImplementedError:  # partial sums: each device has its own values
             index = (shard.device.id,)
         yield shard.device, index, (shard.device, address, piece.shape, str(piece.dtype))
+
+
+def remote_buffers(
+    x: jax.Array, here: Iterable[Hashable]
+) -> Iterator[tuple[jax.Device, tuple[Any, ...], Hashable]]:
+    """The same of each piece that other processes hold, whose addresses are not known here.
+
+    Every process runs the same program, so two arrays that share all of their memory ``here``
+    share it there too. What this process sees nothing of is shared by the same object alone.
+    """
+    if x.is_fully_addressable:
+        return
+    address = frozenset(here) or ("array", id(x))
+    try:
+        places: Any = x.sharding.devices_indices_map(x.shape)
+    except NotImplementedError:  # partial sums, as above
+        places = {}
+    far: set[Any] = x.sharding.device_set - x.sharding.addressable_devices
+    for device in far:
+        slices = places.get(device)
+        index = (device.id,) if slices is None else tuple((s.start, s.stop) for s in slices)
+        yield device, index, (device, address)

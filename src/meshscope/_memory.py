@@ -294,7 +294,9 @@ def _leaf(path: str, leaf: Any, seen: dict[Hashable, str]) -> tuple[Leaf, dict[A
     once = 0 if deleted else _bytes(size, bits)
     if isinstance(leaf, jax.Array) and not isinstance(leaf, _compat.Tracer) and not deleted:
         known: dict[Any, bool] = {}  # by place in the array: was it counted?
-        for device, index, buffer in _compat.buffers(leaf):
+        pieces = list(_compat.buffers(leaf))
+        pieces += _compat.remote_buffers(leaf, [buffer for _, _, buffer in pieces])
+        for device, index, buffer in pieces:
             known[index] = known.get(index, False) or buffer in seen
             if buffer in seen:
                 adds[device], shares = 0, seen[buffer] if piece else None
