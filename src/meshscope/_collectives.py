@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from . import _compat
 from . import _hlo as hlo
 from . import _programs as programs
+from ._cpu import Widened, widened
 from ._messages import Said
 from ._programs import KINDS, UNMATCHED
 from ._tables import Cell, Column, Content, Report, number, numbers, shape_text, words
@@ -313,8 +314,12 @@ class Collectives(Report, Sequence[Collective]):
       axis_sizes: of the mesh whose axes name the groups; empty for a program without one.
     """
 
-    def __init__(self, rows: Sequence[Collective], axis_sizes: dict[str, int], by: Said) -> None:
+    def __init__(
+        self, rows: Sequence[Collective], axis_sizes: dict[str, int], by: Said,
+        widened: Widened | None = None,
+    ) -> None:  # fmt: skip
         self._rows, self.axis_sizes, self._program = tuple(rows), axis_sizes, by
+        self._widened = widened or Widened()
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Collective: ...
@@ -322,7 +327,7 @@ class Collectives(Report, Sequence[Collective]):
     def __getitem__(self, index: slice) -> Collectives: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Collective | Collectives:
         if isinstance(index, slice):
-            return Collectives(self._rows[index], self.axis_sizes, self._program)
+            return Collectives(self._rows[index], self.axis_sizes, self._program, self._widened)
         return self._rows[operator.index(index)]
 
     def __len__(self) -> int:
@@ -383,7 +388,7 @@ class Collectives(Report, Sequence[Collective]):
             key = tuple(getattr(row, field) for field in fields)
             rows.setdefault(key if len(fields) > 1 else key[0], []).append(row)
         totals = {key: _total(group) for key, group in rows.items()}
-        return Table(totals, fields, self.axis_sizes, _title(self._what(), self._program))
+        return Table(totals, fields, self.axis_sizes, self._title(self._what()))
 
     def _what(self) -> Said:
         if len(self) > 1:
@@ -399,18 +404,26 @@ class Collectives(Report, Sequence[Collective]):
             ]
             for row in self
         ]
-        return Content(_title(self._what(), self._program), columns, rows)
+        return Content(self._title(self._what()), columns, rows)
+
+    def _title(self, what: Said, *others: Collectives) -> Said:
+        """What a table shows, of which program, and which bytes are not as they are written.
+
+        ``others`` are the collectives of further programs in the same table.
+        """
+        message = "{what}. {program}; another backend may choose differently"
+        title = Said(message, what=what, program=self._program)
+        sent = [(one, {row.dtype for row in one if row.payload_bytes}) for one in (self, *others)]
+        notes = [note for one, dtypes in sent if (note := one._widened.note(dtypes))]
+        for note in {str(note): note for note in notes}.values():  # each once
+            title = Said("{title}\n{note}", title=title, note=note)
+        return title
 
 
 def _axes(row: Collective) -> Cell:
     if row.axes == UNMATCHED:
         return Said("{axes} within {others}", axes="?", others=words(row.within))
     return words(row.axes)
-
-
-def _title(what: Said, program: Said) -> Said:
-    message = "{what}. {program}; another backend may choose differently"
-    return Said(message, what=what, program=program)
 
 
 def _total(rows: Sequence[Collective]) -> Totals:
@@ -443,8 +456,12 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
     TPU, a collective carried step by step through several fusions counts once, and an
     all-reduce fused with the slice that follows it is a reduce-scatter.
 
-    What is listed is one backend's choice: CPU, for example, carries bfloat16 as float32.
-    Communication inside custom calls, such as hand-written kernels, is not seen.
+    What is listed is one backend's choice. Communication inside custom calls, such as
+    hand-written kernels, is not seen.
+
+    A program compiled for CPU sends some types as wider ones: bfloat16 and float8_e8m0fnu as
+    float32, any other float8 and float4 as float16, int4 as int8. So its bytes are 2 or 4
+    times those that were written, and a line above the table says so.
 
     >>> import jax, meshscope
     >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
@@ -473,14 +490,14 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
         raise TypeError(f"mesh= wants a jax.sharding.Mesh, not {type(mesh).__name__}")
     text, program = programs.program(compiled)
     shardings: list[Sharding] = []
-    by = Said("A program given as text")
+    by, platform = Said("A program given as text"), None
     if not isinstance(compiled, str):
         leaves = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
         shardings = [leaf for leaf in leaves if isinstance(leaf, Sharding)]
         device: Any = next((d for s in shardings for d in s.device_set), None)
-        name = (device.platform if device else jax.default_backend()).upper()
+        platform = str(device.platform if device else jax.default_backend())
         version = f"jax {jax.__version__}"
-        by = Said("{backend} program ({version})", backend=name, version=version)
+        by = Said("{backend} program ({version})", backend=platform.upper(), version=version)
     found, lost = programs.executed(program)
     for line in lost:
         _warn(line)
@@ -527,7 +544,7 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
             )
             for value in values
         ]
-    return Collectives(rows, dict(mesh.shape), by)
+    return Collectives(rows, dict(mesh.shape), by, widened(program, text, platform))
 
 
 def diff(a: Any, b: Any) -> Table:
@@ -573,7 +590,7 @@ def diff(a: Any, b: Any) -> Table:
         if any(value != 0 for value in change):
             changes[key] = change
     what = Said("Second program minus first" if changes else "No difference")
-    return Table(changes, ("kind", "axes"), sizes, _title(what, two._program), (old, new))
+    return Table(changes, ("kind", "axes"), sizes, two._title(what, one), (old, new))
 
 
 def _warn(line: str) -> None:

@@ -19,7 +19,7 @@ STYLE = (
     ".meshscope table{border-collapse:collapse;border:0;color:inherit;background:none;margin:0;"
     "font-size:.9em;font-variant-numeric:tabular-nums}"
     ".meshscope caption{caption-side:top;text-align:left;color:inherit;padding:.2em 0;"
-    "width:max-content;max-width:90vw}"
+    "width:max-content;max-width:90vw;white-space:pre-line}"
     ".meshscope th,.meshscope td{padding:.2em 1.2em .2em 0;text-align:left;color:inherit;"
     "background:none;border:0;vertical-align:top;"
     "border-bottom:1px solid rgba(128,128,128,.3)}"

@@ -61,6 +61,11 @@ def results():
     yield ms.full_copies(compiled(lambda w: w * 2, w, out=P("data")), w)
     a, b = shape(P("data"), 96, 80), shape(P("data"), 48, 80)
     yield ms.full_copies(compiled(lambda b: b * 2, b), {"a": a, "b": b})
+    half = compiled(lambda w: w.sum(0), shape(P("data"), 16, 16, dtype="bfloat16"))
+    yield ms.collectives(half)
+    yield ms.collectives(half).by("kind")
+    yield ms.collectives(half.as_text(), mesh_of(2, 4))
+    yield ms.diff(total, half)
     stack = shape(P(None, "data"), 4, 96, 384)
     yield ms.full_copies(compiled(lambda s: s[0] * 2, stack), stack)
 
@@ -201,8 +206,10 @@ def test_a_result_without_rows_is_its_title():
 def test_text_and_page_say_the_same():
     for result in results():
         page = Page(result._repr_html_())
-        title, *lines = repr(result).split("\n")
-        assert [text for _, text in page.named("caption")] == [title]
+        ((_, title),) = page.named("caption")
+        above, lines = title.split("\n"), repr(result).split("\n")
+        assert lines[: len(above)] == above
+        lines = lines[len(above) :]
         cells = [text for tag, _, text in page.elements if tag in ("td", "th")]
         if heads := page.named("details"):  # they stand above the rows that unfold, too
             again = [text for _, text in page.named("th")][len(page.named("th")) // 2 :]
@@ -252,7 +259,8 @@ def test_every_sentence_of_a_table_carries_its_message():
         "{bytes} bytes per device; {unique} without copies, {total} on all devices",
         "A program given as text", "No difference", "Second program minus first", "deleted",
         "⋯ {count} more rows", "in {memory}", "{part}, {parts}", "the buffers of {path}",
-        "one layer of {path}", "{path}, or a piece of {other}", "no",
+        "one layer of {path}", "{path}, or a piece of {other}", "no", "{title}\n{note}",
+        "CPU sends {types}", "If compiled for CPU, it sends {types}", "{dtype} as {wide} ({times} times the bytes)",
     } <= found  # fmt: skip
 
 
