@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from . import _compat
+from . import _advice, _compat
 from . import _hlo as hlo
 from . import _programs as programs
 from ._cpu import Widened, widened
@@ -479,15 +479,16 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
         the mesh is that which the program was compiled for.
 
     Raises:
-      TypeError: what is not compiled, with what to call.
-      ValueError: a text that is no compiled program; no mesh, or more than one; a mesh of
-        other devices than the program's, or one that does not say where they stand.
+      TypeError: something other than a compiled program or a mesh, with what to pass
+        instead.
+      ValueError: a text that is not a compiled program; no mesh, or more than one; a mesh of
+        other devices than the program's, or one that does not say where they are.
 
     Warns:
       UnparsedCollectiveWarning: a line that mentions a collective and cannot be read.
     """
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
-        raise TypeError(f"mesh= wants a jax.sharding.Mesh, not {type(mesh).__name__}")
+        raise TypeError(_advice.says(mesh, _advice.MESH, "mesh="))
     text, program = programs.program(compiled)
     shardings: list[Sharding] = []
     by, platform = Said("A program given as text"), None

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
 # Traced arrays and their types. jax.core exports both names; its documentation lists neither.
 Tracer = jax.core.Tracer
@@ -55,6 +55,12 @@ def bits(dtype: Any) -> int:
     if jnp.issubdtype(dtype, jnp.floating):
         return int(jnp.finfo(dtype).bits)  # type: ignore[no-untyped-call]
     return 8 * int(dtype.itemsize)
+
+
+def is_explicit(aval: Any) -> bool:
+    """Does the type of an array say where the array is: is every axis of its mesh Explicit?"""
+    types = aval.sharding.mesh.axis_types
+    return bool(types) and all(kind == AxisType.Explicit for kind in types)
 
 
 def default_memory(device: jax.Device) -> str | None:

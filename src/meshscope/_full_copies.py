@@ -158,8 +158,9 @@ def full_copies(
 
     Raises:
       ValueError: nothing to check; a line of the program that could not be read; a text that
-        is no compiled program; an exclusion that excludes nothing.
-      TypeError: a program that is not compiled; a leaf that lies nowhere.
+        is not a compiled program; an exclusion that excludes nothing.
+      TypeError: something other than a compiled program, or a leaf that is not on devices,
+        with what to pass instead.
     """
     leaves = placed_leaves(tree)
     wholes: dict[int, list[_Whole]] = {}
@@ -288,10 +289,11 @@ def assert_no_full_copy(
       AssertionError: a full copy, with the leaf's path, the shape that was found, the
         operation and its source.
       ValueError: no leaf is left to check; a line of the program that could not be read; a
-        text that is no compiled program; an exclusion that excludes nothing; or a value that
-        may also be a piece of another leaf, so that sizes cannot tell (choose sizes that
+        text that is not a compiled program; an exclusion that excludes nothing; or a value
+        that may also be a piece of another leaf, so that sizes cannot tell (choose sizes that
         differ).
-      TypeError: a program that is not compiled; a leaf that lies nowhere.
+      TypeError: something other than a compiled program, or a leaf that is not on devices,
+        with what to pass instead.
     """
     copies = full_copies(compiled, tree, exclude=exclude, stacked=stacked)
     if not copies:

@@ -90,7 +90,7 @@ def parse(text: str, trusted: bool = False) -> Program:
             unread.append(line.strip())
     head = text.split("\n", 1)[0]
     if not (computations.get(entry) and head.startswith("HloModule ")):
-        what = "no compiled program"
+        what = "not a compiled program"
         what = "a program that is not compiled" if _LOWERED.search(text) else what
     elif not trusted and not re.search(r"\bis_scheduled=true\b", head):
         what = "a program that is not compiled to the end"

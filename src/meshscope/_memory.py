@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.stages import Compiled
 
-from . import _compat
+from . import _advice, _compat
 from ._messages import Said, joined
 from ._paths import placed_leaves
-from ._programs import program_text
 from ._tables import Cell, Content, Report, heads, number, numbers, shape_text, spec_text
 
 
@@ -226,12 +225,17 @@ def memory(x: Compiled) -> ProgramMemory: ...
 @overload
 def memory(x: Any) -> Memory: ...
 def memory(x: Any) -> Memory | ProgramMemory:
-    """Bytes per device: of arrays where they lie, or of a compiled program.
+    """Count bytes per device, of arrays as they are placed or of a compiled program.
 
-    Memory counts once: an array that stands twice in a tree, and one made of another's
-    buffers, add nothing (on CPU, arrays made of one NumPy array may share its memory).
-    A deleted array, such as one that was donated, holds nothing. What lies in the host's
-    memory is told apart. Elements smaller than a byte are packed: int4 is half a byte.
+    Memory is counted once: an array that is in a tree twice adds nothing, and neither does
+    one that was made from another's buffers (on CPU, arrays made from one NumPy array may
+    share its memory). That includes the devices of other processes: they run the same
+    program, so what shares all of its memory here shares it there, too. A deleted array,
+    for example a donated one, holds nothing. Elements smaller than a byte are packed: int4
+    takes half a byte.
+
+    The host's memory is counted separately, for arrays and for what a program takes from
+    there or puts there.
 
     >>> import jax, meshscope
     >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
@@ -249,30 +253,17 @@ def memory(x: Any) -> Memory | ProgramMemory:
       ``Memory`` of arrays, ``ProgramMemory`` of a program.
 
     Raises:
-      TypeError: a host array or number, a shape without a sharding, a program that is not
-        compiled, with what to pass instead.
+      TypeError: anything else, with what to pass instead: for example a NumPy array, a
+        shape without a sharding, a traced array, a mesh, or a program that is not compiled.
       ValueError: a tree without leaves, such as ``{}`` or None; a backend that does not
-        tell the memory of a program.
+        report the memory of a program.
     """
-    if _is_program(x):
-        program_text(x)  # raises for what is not compiled
-        stats = x.memory_analysis()
-        if stats is None:
-            raise ValueError("this backend does not tell the memory of a program")
-        what = {"arguments": "argument", "outputs": "output"}
-        what |= {"temporaries": "temp", "aliased": "alias"}
-        sizes = {ours: f"{theirs}_size_in_bytes" for ours, theirs in what.items()}
-        return ProgramMemory(
-            **{ours: getattr(stats, theirs) for ours, theirs in sizes.items()},
-            **{
-                f"host_{ours}": getattr(stats, f"host_{theirs}", 0)
-                for ours, theirs in sizes.items()
-            },
-        )
+    if _advice.is_compiled(x):
+        return _program(x)
     rows: list[Leaf] = []
     held: dict[bool, Counter[Any]] = {False: Counter(), True: Counter()}  # bytes by device
     seen: dict[Hashable, str] = {}
-    for path, leaf in placed_leaves(x):
+    for path, leaf in placed_leaves(x, _advice.MEMORY):
         row, pieces = _leaf(path, leaf, seen)
         rows.append(row)
         held[bool(row.memory_kind)].update(pieces)
@@ -292,7 +283,7 @@ def _leaf(path: str, leaf: Any, seen: dict[Hashable, str]) -> tuple[Leaf, dict[A
     deleted, shares = _compat.is_deleted(leaf), None
     adds = dict.fromkeys(devices, 0 if deleted else piece)
     once = 0 if deleted else _bytes(size, bits)
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, _compat.Tracer) and not deleted:
+    if isinstance(leaf, jax.Array) and not deleted:
         known: dict[Any, bool] = {}  # by place in the array: was it counted?
         pieces = list(_compat.buffers(leaf))
         pieces += _compat.remote_buffers(leaf, [buffer for _, _, buffer in pieces])
@@ -326,8 +317,15 @@ def _bytes(elements: int, bits: int) -> int:
     return -(-elements * bits // 8)
 
 
-def _is_program(x: Any) -> bool:
-    """Something to compile or compiled: what is no tree of arrays and can be called."""
-    leaves = jax.tree.leaves(x)
-    alone = len(leaves) == 1 and leaves[0] is x and not isinstance(x, Mesh)
-    return alone and (callable(x) or hasattr(x, "as_text"))
+def _program(compiled: Any) -> ProgramMemory:
+    """The bytes of a compiled program, those in the host's memory separately."""
+    stats = compiled.memory_analysis()
+    if stats is None:
+        raise ValueError("this backend does not tell the memory of a program")
+    names = {"arguments": "argument", "outputs": "output", "temporaries": "temp"}
+    names["aliased"] = "alias"
+    sizes: dict[str, int] = {}
+    for ours, theirs in names.items():
+        sizes[ours] = getattr(stats, f"{theirs}_size_in_bytes")
+        sizes[f"host_{ours}"] = getattr(stats, f"host_{theirs}_size_in_bytes", 0)
+    return ProgramMemory(**sizes)

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from . import _advice, _compat
+
 
 def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
     """(path, leaf) of every leaf, in the tree's order; ValueError for a tree without any.
@@ -41,16 +43,19 @@ def _is_box(x: Any) -> bool:
     return any(c.__module__.startswith(boxes.get(c.__name__, "\0")) for c in type(x).__mro__)
 
 
-def placed_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """(path, array) of every leaf; TypeError, saying what to pass, for one without place."""
+def placed_leaves(tree: Any, wanted: str = _advice.TREE) -> list[tuple[str, Any]]:
+    """(path, array) of every leaf; TypeError for a leaf that has no place on devices."""
     found = leaves(tree)
     for path, leaf in found:
-        if getattr(leaf, "sharding", None) is not None:
-            continue
-        what, kind = path or "this", type(leaf).__name__
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            how = "pass jax.ShapeDtypeStruct(shape, dtype, sharding=...)"
-            raise TypeError(f"{what} is a {kind} without a sharding: {how}")
-        how = "pass jax.device_put(x, sharding)"
-        raise TypeError(f"{what} is of type {kind}, no array on devices: {how}")
+        if not _is_placed(leaf):
+            raise TypeError(_advice.says(leaf, _advice.TREE if path else wanted, path))
     return found
+
+
+def _is_placed(leaf: Any) -> bool:
+    """Does it have a shape, and a sharding that says where its pieces are?"""
+    if isinstance(leaf, _compat.Tracer):
+        return False
+    if isinstance(leaf, _compat.ShapedArray):
+        return _compat.is_explicit(leaf)
+    return getattr(leaf, "sharding", None) is not None and hasattr(leaf, "shape")

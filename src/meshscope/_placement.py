@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from . import _compat, _paths
+from . import _advice, _compat, _paths
 from ._tables import spec_text
 
 Axes = tuple[tuple[str, int], ...]  # (name, size) of mesh axes, major first
@@ -76,42 +76,24 @@ def _is_leaf(x: Any) -> bool:
 def place(x: Any, name: str = "") -> Placement:
     """The placement of an array, a shape with a sharding, a traced array or a mesh."""
     at = f" (leaf {name})" if name else ""
-    kind = f"{type(x).__module__.partition('.')[0]}.{type(x).__qualname__}"
     if isinstance(x, Mesh | AbstractMesh):
         return _mesh(x)
-    if _is_leaf(x):
-        if isinstance(x, tuple) and isinstance(x[1], Sharding):
-            shape = _shape(x[0], at)
-            return _array(shape, x[1], _what("", shape), at)
-        wrong = "says how to split, not what"
-        advice = "pass (shape, jax.NamedSharding(mesh, spec))"
-    elif isinstance(x, _compat.Tracer | _compat.ShapedArray):
+    if _is_leaf(x) and isinstance(x, tuple) and isinstance(x[1], Sharding):
+        shape = _shape(x[0], at)
+        return _array(shape, x[1], _what("", shape), at)
+    if isinstance(x, _compat.Tracer | _compat.ShapedArray):
         return _traced(jax.typeof(x) if isinstance(x, _compat.Tracer) else x, at)
-    elif isinstance(x, np.ndarray | np.generic | int | float | complex):
-        wrong = "is on the host, on no device"
-        advice = "pass jax.device_put(x, sharding), or (shape, sharding)"
-    elif hasattr(x, "as_text"):
-        wrong = "is a program"
-        advice = "pass what it returns, or (shape, sharding) of one of its outputs"
-    elif callable(x) or not (hasattr(x, "sharding") and hasattr(x, "shape")):
-        wrong = "has no placement"
-        advice = (
-            "pass an array (of a function: its result), a jax.ShapeDtypeStruct with a "
-            "sharding, (shape, sharding), a mesh, or a tree of these"
-        )
-    elif x.sharding is None:
+    if not (hasattr(x, "shape") and hasattr(x, "sharding")):
+        raise TypeError(_advice.says(x, _advice.DRAWING, name))
+    if x.sharding is None:
+        raise ValueError(_advice.says(x, _advice.DRAWING, name))
+    what = _what(x.dtype, x.shape)
+    if _compat.is_deleted(x):
         raise ValueError(
-            f"a shape without a sharding lies nowhere{at}: "
-            "pass jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)"
+            f"this {what} was deleted and is on no device{at}: a function to which an array is "
+            "donated takes its memory; show what the function returned"
         )
-    elif _compat.is_deleted(x):
-        raise ValueError(
-            f"this {_what(x.dtype, x.shape)} was deleted and lies nowhere{at}: a function to "
-            "which an array is donated takes its memory; show what the function returned"
-        )
-    else:
-        return _array(x.shape, x.sharding, _what(x.dtype, x.shape), at)
-    raise TypeError(f"a {kind} {wrong}{at}: {advice}")
+    return _array(x.shape, x.sharding, what, at)
 
 
 def _shape(x: Any, at: str) -> Index:
@@ -119,7 +101,7 @@ def _shape(x: Any, at: str) -> Index:
         return tuple(operator.index(n) for n in x)
     except TypeError:
         raise TypeError(
-            f"{x!r} is no shape{at}: pass (shape, sharding), a shape being a tuple of integers "
+            f"{x!r} is not a shape{at}: pass (shape, sharding), a shape being a tuple of integers "
             "such as (8, 16), or (8,) for one dimension"
         ) from None
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from . import _advice
 from . import _hlo as hlo
 
 PAIRWISE = ("collective-permute", "send", "recv")
@@ -40,16 +41,10 @@ class Found:
 
 
 def program_text(compiled: Any) -> str:
-    """The text of a compiled program; TypeError, saying what to do, for the rest."""
-    if hasattr(compiled, "as_text") and hasattr(compiled, "memory_analysis"):
+    """The text of a compiled program; TypeError, saying what to pass, for anything else."""
+    if _advice.is_compiled(compiled):
         return str(compiled.as_text())
-    kind = type(compiled).__name__
-    if hasattr(compiled, "as_text") or hasattr(compiled, "compile"):
-        raise TypeError(f"this {kind} is not compiled: call .compile() first")
-    if hasattr(compiled, "lower"):
-        raise TypeError(f"this {kind} is not compiled: call .lower(...).compile() first")
-    how = "jax.jit(f).lower(...).compile()"
-    raise TypeError(f"expected a compiled program, not {kind}: pass {how}")
+    raise TypeError(_advice.says(compiled, _advice.PROGRAM))
 
 
 def program(compiled: Any) -> tuple[str, hlo.Program]:

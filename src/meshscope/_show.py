@@ -124,8 +124,8 @@ def show(x: Any, title: str | None = None, *, palette: Mapping[str, str] | None 
       ValueError: a dimension that its mesh axes do not divide, with names and sizes;
         an array traced over Auto axes or without a mesh; a deleted (donated) array;
         a shape without a sharding; an empty mesh or tree; a colour that is none.
-      TypeError: what lies on no device (a host array, a function, a program, a
-        spec), with what to pass instead.
+      TypeError: anything else (a NumPy array, a function, a program, a spec), with
+        what to pass instead.
     """
     colours = dict(palette or {})
     for axis, colour in colours.items():

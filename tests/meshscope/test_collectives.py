@@ -330,7 +330,7 @@ def test_mesh_comes_from_inputs_or_outputs_or_is_asked_for():
         ms.collectives(compiled.as_text(), grid(4))
     with pytest.raises(ValueError, match="8 devices and the mesh has 4"):
         ms.collectives(compiled, grid(4))
-    with pytest.raises(TypeError, match="mesh= wants a jax.sharding.Mesh, not tuple"):
+    with pytest.raises(TypeError, match="mesh= is of type tuple, not a mesh: pass a jax.sharding.Mesh or AbstractMesh"):
         ms.collectives(compiled, (2, 4))
     with pytest.raises(ValueError, match="no mesh"):
         ms.collectives(compiled.as_text())

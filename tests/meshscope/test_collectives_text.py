@@ -705,7 +705,7 @@ NOT_COMPILED = {
 @pytest.mark.parametrize("name", NOT_COMPILED)
 def test_a_text_that_is_not_compiled_is_refused(name):
     text = NOT_COMPILED[name]()
-    says = r"this text is (no compiled program|a program that is not compiled( to the end)?): pass jax"
+    says = r"this text is (not a compiled program|a program that is not compiled( to the end)?): pass jax"
     assert ms.collectives(module([GOOD]), LINE)  # while this is read
     for refused in (
         lambda: ms.collectives(text, LINE),
@@ -722,7 +722,7 @@ def test_a_refusal_says_what_the_text_is():
         ("StableHLO", r"a program that is not compiled: .* begins 'module @jit"),
         ("HLO before it is compiled", "a program that is not compiled: "),
         ("a dump before optimisations", "a program that is not compiled to the end: .* 'HloModule"),
-        ("a word", "no compiled program: .* begins 'hello'"),
+        ("a word", "not a compiled program: .* begins 'hello'"),
     ]:
         with pytest.raises(ValueError, match=says):
             ms.collectives(NOT_COMPILED[name](), LINE)

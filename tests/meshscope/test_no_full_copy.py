@@ -467,7 +467,7 @@ def test_bad_arguments_say_what_to_pass():
         (jitted, w, TypeError, r"call .lower\(...\).compile\(\) first"),
         (jitted.lower(1.0), w, TypeError, r"call .compile\(\) first"),
         (len, w, TypeError, r"pass jax.jit\(f\).lower\(...\).compile\(\)"),
-        (compiled, np.ones((48, 80)), TypeError, r"no array on devices: pass jax.device_put"),
+        (compiled, np.ones((48, 80)), TypeError, r"not an array on devices: pass jax.device_put"),
         (compiled, [jax.ShapeDtypeStruct((4,), "int8")], TypeError, "without a sharding"),
         (compiled, jnp.ones((48, 80)), ValueError, "nothing to check"),
         (compiled, {}, ValueError, "no leaves"),

@@ -71,6 +71,7 @@ def no_mesh():
 TREE = "the tree has no leaves: pass arrays, or a tree of arrays"
 SHOWN = ("pass an array (of a function: its result), a jax.ShapeDtypeStruct with a sharding, "
          "(shape, sharding), a mesh, or a tree of these")  # fmt: skip
+HOST = "pass jax.device_put(x, sharding), or jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)"
 FIELDS = ("there are kind, axes, dtype, shape, payload_bytes, executions, inside_loop, op_name, "
           "source_line, within, groups, group_size, wire_bytes")  # fmt: skip
 KINDS = ("there are all-gather, all-reduce, reduce-scatter, all-to-all, ragged-all-to-all, "
@@ -81,30 +82,30 @@ CASES = {
     "show nothing": (lambda: ms.show({}), ValueError, TREE),
     "show a host array": (
         lambda: ms.show(np.zeros(3)), TypeError,
-        "a numpy.ndarray is on the host, on no device: pass jax.device_put(x, sharding), or (shape, sharding)"),
+        "this is of type ndarray and on the host, not an array on devices: pass jax.device_put(x, sharding), or (shape, sharding)"),
     "show a number in a tree": (
         lambda: ms.show({"a": [3.0]}), TypeError,
-        "a builtins.float is on the host, on no device (leaf a.0): pass jax.device_put(x, sharding), or (shape, sharding)"),
+        "a.0 is of type float and on the host, not an array on devices: pass jax.device_put(x, sharding), or (shape, sharding)"),
     "show a program": (
         lambda: ms.show(jax.jit(jnp.sin).lower(1.0)), TypeError,
-        "a jax.Lowered is a program: pass what it returns, or (shape, sharding) of one of its outputs"),
-    "show a function": (lambda: ms.show(len), TypeError, f"a builtins.builtin_function_or_method has no placement: {SHOWN}"),
-    "show a word": (lambda: ms.show("w"), TypeError, f"a builtins.str has no placement: {SHOWN}"),
+        "this is of type Lowered, not an array on devices: pass what it returns, or (shape, sharding) of one of its outputs"),
+    "show a function": (lambda: ms.show(len), TypeError, f"this is a function, not an array on devices: {SHOWN}"),
+    "show a word": (lambda: ms.show("w"), TypeError, "this is a string, not an array on devices: pass the array itself, not its name, and leave strings out of a tree"),
     "show a spec": (
         lambda: ms.show(P("data")), TypeError,
-        f"a jax.{P.__qualname__} says how to split, not what: pass (shape, jax.NamedSharding(mesh, spec))"),
+        "this is a partition spec, not an array on devices: pass (shape, jax.NamedSharding(mesh, spec))"),
     "show a shape and a spec": (
         lambda: ms.show({"w": ((8, 8), P("data"))}), TypeError,
-        "a builtins.tuple says how to split, not what (leaf w): pass (shape, jax.NamedSharding(mesh, spec))"),
+        "w is a shape and a partition spec, not an array on devices: pass (shape, jax.NamedSharding(mesh, spec))"),
     "show no shape": (
         lambda: ms.show((8, NamedSharding(mesh(), P("data")))), TypeError,
-        "8 is no shape: pass (shape, sharding), a shape being a tuple of integers such as (8, 16), or (8,) for one dimension"),
+        "8 is not a shape: pass (shape, sharding), a shape being a tuple of integers such as (8, 16), or (8,) for one dimension"),
     "show a shape alone": (
         lambda: ms.show([jax.ShapeDtypeStruct((3,), jnp.float32)]), ValueError,
-        "a shape without a sharding lies nowhere (leaf 0): pass jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)"),
+        "0 is a jax.ShapeDtypeStruct without a sharding, not an array on devices: pass jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)"),
     "show a deleted array": (
         lambda: ms.show(deleted()), ValueError,
-        "this float32[8,16] was deleted and lies nowhere: a function to which an array is donated takes its memory; "
+        "this float32[8,16] was deleted and is on no device: a function to which an array is donated takes its memory; "
         "show what the function returned"),
     "show an empty mesh": (
         lambda: ms.show(jax.sharding.get_abstract_mesh()), ValueError,
@@ -134,34 +135,34 @@ CASES = {
     "memory of nothing": (lambda: ms.memory(None), ValueError, TREE),
     "memory of a host array": (
         lambda: ms.memory(np.ones(3)), TypeError,
-        "this is of type ndarray, no array on devices: pass jax.device_put(x, sharding)"),
+        f"this is of type ndarray and on the host, not an array on devices or a compiled program: {HOST}"),
     "memory of a number": (
         lambda: ms.memory({"a": {"b": 3.0}}), TypeError,
-        "a.b is of type float, no array on devices: pass jax.device_put(x, sharding)"),
+        f"a.b is of type float and on the host, not an array on devices: {HOST}"),
     "memory of a shape alone": (
         lambda: ms.memory([jax.ShapeDtypeStruct((3,), "float32")]), TypeError,
-        "0 is a ShapeDtypeStruct without a sharding: pass jax.ShapeDtypeStruct(shape, dtype, sharding=...)"),
+        "0 is a jax.ShapeDtypeStruct without a sharding, not an array on devices: pass jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)"),
     "memory of a function": (
         lambda: ms.memory(len), TypeError,
-        "expected a compiled program, not builtin_function_or_method: pass jax.jit(f).lower(...).compile()"),
+        "this is a function, not an array on devices or a compiled program: pass jax.jit(f).lower(...).compile()"),
     "memory of what is jitted": (
         lambda: ms.memory(jax.jit(jnp.sin)), TypeError,
-        "this PjitFunction is not compiled: call .lower(...).compile() first"),
+        "this is of type PjitFunction, not an array on devices or a compiled program: call .lower(...).compile() first"),
     "memory of what is lowered": (
         lambda: ms.memory(jax.jit(jnp.sin).lower(1.0)), TypeError,
-        "this Lowered is not compiled: call .compile() first"),
+        "this is of type Lowered, not an array on devices or a compiled program: call .compile() first"),
     "memory of what is traced": (
         lambda: ms.memory(jax.jit(jnp.sin).trace(1.0)), TypeError,
-        "this Traced is not compiled: call .lower(...).compile() first"),
+        "this is of type Traced, not an array on devices or a compiled program: call .lower(...).compile() first"),
     # collectives
     "collectives of an array": (
         lambda: ms.collectives(np.ones(3)), TypeError,
-        "expected a compiled program, not ndarray: pass jax.jit(f).lower(...).compile()"),
+        "this is of type ndarray and on the host, not a compiled program: pass jax.jit(f).lower(...).compile()"),
     "collectives on no mesh": (
-        lambda: ms.collectives(summed(), (2, 4)), TypeError, "mesh= wants a jax.sharding.Mesh, not tuple"),
+        lambda: ms.collectives(summed(), (2, 4)), TypeError, "mesh= is of type tuple, not a mesh: pass a jax.sharding.Mesh or AbstractMesh"),
     "collectives of a word": (
         lambda: ms.collectives("hello"), ValueError,
-        f"this text is no compiled program: {PASS_TEXT}. It begins 'hello'"),
+        f"this text is not a compiled program: {PASS_TEXT}. It begins 'hello'"),
     "collectives of StableHLO": (
         lambda: ms.collectives("\nmodule @f {\n  stablehlo.add\n}"), ValueError,
         f"this text is a program that is not compiled: {PASS_TEXT}. It begins 'module @f {{'"),
