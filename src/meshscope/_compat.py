@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 # Traced arrays and their types. jax.core exports both names; its documentation lists neither.
 Tracer = jax.core.Tracer
@@ -61,6 +61,20 @@ def is_explicit(aval: Any) -> bool:
     """Does the type of an array say where the array is: is every axis of its mesh Explicit?"""
     types = aval.sharding.mesh.axis_types
     return bool(types) and all(kind == AxisType.Explicit for kind in types)
+
+
+def other_memory(x: Any) -> str | None:
+    """The kind of memory that an array is in, ``"pinned_host"``; None: its devices' own."""
+    if isinstance(x, Tracer | ShapedArray):
+        # A type names the space, which its sharding leaves out.
+        space = getattr(jax.typeof(x) if isinstance(x, Tracer) else x, "memory_space", None)
+        return "pinned_host" if getattr(space, "name", "") == "Host" else None
+    sharding = getattr(x, "sharding", x)
+    kind = sharding.memory_kind
+    if kind == "device" or isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+        return None if kind == "device" else kind
+    device = next(iter(sharding.addressable_devices or sharding.device_set))
+    return None if kind == default_memory(device) else kind
 
 
 def default_memory(device: jax.Device) -> str | None:

@@ -17,6 +17,7 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*->.*\{\s*$")
 # What else a module has: its first line, ends of computations, tables of files and frames.
 _AROUND = re.compile(r"HloModule |\}|(File|Function)(Names|Locations)$|StackFrames$|\d+ ")
+_HOST_SPACE = re.compile(r"S\([56]\)")  # pinned_host, unpinned_host
 _LOWERED = re.compile(r"\b(stablehlo|mhlo)\.|^(ENTRY|HloModule) ", re.MULTILINE)
 _NAME = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
@@ -138,6 +139,41 @@ def _closing(text: str, start: int) -> int:
         if depth == 0:
             return i + 1
     return 0
+
+
+def host_bytes(text: str) -> dict[str, int]:
+    """Bytes of a program's arguments, outputs and aliased outputs that are in the host's memory.
+
+    They are in its first line, ``entry_computation_layout={(f32[8,64]{1,0:S(5)})->...}``, where a
+    layout names the memory space. What it puts on the host in between is not.
+    """
+    head = text.split("\n", 1)[0]
+    entry = head.partition("entry_computation_layout={")[2]
+    inputs, outputs = (
+        [nbytes(array) if host else 0 for array, host in _spaces(part)]
+        for part in _up_to_brace(entry).partition(")->")[::2]
+    )
+    alias = _up_to_brace(head.partition("input_output_alias={")[2])
+    aliased = [int(index or 0) for index in re.findall(r"\{(\d*)\}: \(", alias)]
+    reused = sum(outputs[index] for index in aliased if index < len(outputs))
+    return {"arguments": sum(inputs), "outputs": sum(outputs), "aliased": reused}
+
+
+def _spaces(types: str) -> Iterator[tuple[Array, bool]]:
+    """Each array of a list of types, and whether it is in the host's memory."""
+    for found in re.finditer(_ARRAY.pattern + r"(\{[^{}]*\})?", types):
+        dims = tuple(int(n.lstrip("<=")) for n in found[2].split(",") if n)
+        yield (found[1], dims), bool(_HOST_SPACE.search(found[3] or ""))
+
+
+def _up_to_brace(text: str) -> str:
+    """The part of a text before the first brace that it closes and has not opened."""
+    depth = 0
+    for i, sign in enumerate(text):
+        depth += (sign == "{") - (sign == "}")
+        if depth < 0:
+            return text[:i]
+    return ""
 
 
 def nbytes(array: Array) -> int:

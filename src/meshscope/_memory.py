@@ -13,8 +13,10 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.stages import Compiled
 
 from . import _advice, _compat
+from . import _hlo as hlo
 from ._messages import Said, joined
 from ._paths import placed_leaves
+from ._programs import program_text
 from ._tables import Cell, Content, Report, heads, number, numbers, shape_text, spec_text
 
 
@@ -171,7 +173,9 @@ class ProgramMemory(Report):
       temporaries: the room for everything in between.
       aliased: outputs that reuse the room of (donated) arguments.
       host_arguments, host_outputs, host_temporaries, host_aliased: the same in the host's
-        memory, where a program takes from there or puts there.
+        memory (``"pinned_host"`` and the like). XLA's CPU compiler does not separate the two,
+        so there arguments, outputs and aliased outputs follow from the program's layouts, and
+        temporaries all count as the device's.
     """
 
     arguments: int
@@ -293,9 +297,6 @@ def _leaf(path: str, leaf: Any, seen: dict[Hashable, str]) -> tuple[Leaf, dict[A
                 adds[device], shares = 0, seen[buffer] if piece else None
             seen.setdefault(buffer, path)
         once = once * list(known.values()).count(False) // len(known) if known else once
-    kind = sharding.memory_kind
-    if not abstract and kind == _compat.default_memory(devices[0]) or kind == "device":
-        kind = None
     row = Leaf(
         path=path,
         shape=shape,
@@ -306,7 +307,7 @@ def _leaf(path: str, leaf: Any, seen: dict[Hashable, str]) -> tuple[Leaf, dict[A
         sharded=part != shape,
         unique_bytes=once,
         total_bytes=sum(adds.values()),
-        memory_kind=kind,
+        memory_kind=_compat.other_memory(leaf),
         deleted=deleted,
         shares=shares,
     )
@@ -328,4 +329,9 @@ def _program(compiled: Any) -> ProgramMemory:
     for ours, theirs in names.items():
         sizes[ours] = getattr(stats, f"{theirs}_size_in_bytes")
         sizes[f"host_{ours}"] = getattr(stats, f"host_{theirs}_size_in_bytes", 0)
+    if not any(size for name, size in sizes.items() if name.startswith("host_")):
+        # For CPU, XLA counts all memory as the device's. The program's layouts name the host's.
+        for name, size in hlo.host_bytes(program_text(compiled)).items():
+            sizes[f"host_{name}"] = size
+            sizes[name] -= size
     return ProgramMemory(**sizes)

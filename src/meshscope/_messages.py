@@ -43,6 +43,7 @@ MESSAGES = (
     "reduced over {axes}",
     "partial sums over {axes}",
     "varying over {axes}",
+    "in host memory ({memory})",
     "left to the compiler over {axes}",
     "⋯ {count} of {all} not drawn",
     "each device: {shape}",
@@ -67,11 +68,11 @@ MESSAGES = (
     "{what}. {program}; another backend may choose differently",
     "{backend} program ({version})",
     "A program given as text",
-    "No collectives",
     "{title}\n{note}",
     "CPU sends {types}",
     "If compiled for CPU, it sends {types}",
     "{dtype} as {wide} ({times} times the bytes)",
+    "No collectives",
     "1 collective",
     "{count} collectives",
     "Second program minus first",
@@ -205,6 +206,13 @@ def joined(message: str, parts: Iterable[str | Said]) -> str | Said:
         return first
     one, others = PLACE.findall(message)
     return Said(message, **{one: first, others: joined(message, rest)})
+
+
+def in_memory(text: str, kind: str | None) -> str | Said:
+    """What is said of an array, and after it its memory, unless that is the devices' own."""
+    if kind is None:
+        return text
+    return joined("{part}, {parts}", [text, Said("in host memory ({memory})", memory=kind)])
 
 
 def filled(message: str, values: dict[str, Any]) -> str:

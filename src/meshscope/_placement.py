@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ class Placement:
     notes: tuple[tuple[str, Axes], ...] = ()  # ("copied over {axes}", axes), …
     keys: str = ""  # the axes whose coordinates label a block; none: it is labelled by devices
     is_mesh: bool = False
+    memory: str | None = None  # its kind, if it is not the devices' own
 
     @property
     def local(self) -> Index:
@@ -80,7 +82,7 @@ def place(x: Any, name: str = "") -> Placement:
         return _mesh(x)
     if _is_leaf(x) and isinstance(x, tuple) and isinstance(x[1], Sharding):
         shape = _shape(x[0], at)
-        return _array(shape, x[1], _what("", shape), at)
+        return _array(shape, x[1], _what("", shape), at, memory=_compat.other_memory(x[1]))
     if isinstance(x, _compat.Tracer | _compat.ShapedArray):
         return _traced(jax.typeof(x) if isinstance(x, _compat.Tracer) else x, at)
     if not (hasattr(x, "shape") and hasattr(x, "sharding")):
@@ -93,7 +95,7 @@ def place(x: Any, name: str = "") -> Placement:
             f"this {what} was deleted and is on no device{at}: a function to which an array is "
             "donated takes its memory; show what the function returned"
         )
-    return _array(x.shape, x.sharding, what, at)
+    return _array(x.shape, x.sharding, what, at, memory=_compat.other_memory(x))
 
 
 def _shape(x: Any, at: str) -> Index:
@@ -125,14 +127,16 @@ def _traced(aval: Any, at: str) -> Placement:
     verbs |= dict.fromkeys(manual["varying"], "varying over {axes}")
     verbs |= dict.fromkeys(manual["unreduced"], UNREDUCED)
     verbs |= dict.fromkeys(manual["reduced"], REDUCED)
-    return _array(aval.shape, aval.sharding, _what(aval.dtype, aval.shape), at, verbs)
+    what, memory = _what(aval.dtype, aval.shape), _compat.other_memory(aval)
+    return _array(aval.shape, aval.sharding, what, at, verbs, memory)
 
 
 def _array(
-    shape: Index, sharding: Any, what: str, at: str, verbs: dict[str, str] | None = None
-) -> Placement:
+    shape: Index, sharding: Any, what: str, at: str, verbs: dict[str, str] | None = None,
+    memory: str | None = None,
+) -> Placement:  # fmt: skip
     if not isinstance(sharding, NamedSharding):
-        return _unnamed(shape, sharding, what, at)
+        return dataclasses.replace(_unnamed(shape, sharding, what, at), memory=memory)
     mesh, spec = sharding.mesh, sharding.spec
     sizes: dict[str, int] = dict(zip(mesh.axis_names, mesh.axis_sizes))
     given = tuple(spec.partitions)
@@ -179,7 +183,8 @@ def _array(
             notes[verb] = (*notes.get(verb, ()), (a, n))
     keys = "" if concrete else ", ".join(sizes)
     mesh_axes = tuple(sizes.items())
-    return Placement(what, text, tuple(edges), blocks, mesh_axes, (*notes.items(),), keys)
+    placed = tuple(notes.items())
+    return Placement(what, text, tuple(edges), blocks, mesh_axes, placed, keys, memory=memory)
 
 
 def _part(axes: Axes, where: dict[str, int]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 from zlib import crc32
 
-from ._messages import Line, Said, Text, attributes, joined, plain, runs
+from ._messages import Line, Said, Text, attributes, in_memory, joined, plain, runs
 from ._placement import COPIED, COPIES, REDUCED, Axes, Edge, Placement, leaves, times
 
 # These differ to colour-blind eyes and keep a contrast of at least 3 on white and on #121212.
@@ -92,7 +92,8 @@ def show(x: Any, title: str | None = None, *, palette: Mapping[str, str] | None 
     Each dimension is labelled with its size, the mesh axes that split it and the
     size of a part, all in elements: ``16 ÷ model(4) = 4``. Mesh axes that split
     nothing hold copies, or partial sums, and are named below the blocks; an axis
-    over which a sum is finished (``{R:…}``) is called reduced.
+    over which a sum is finished (``{R:…}``) is called reduced. An array in the
+    host's memory says so in the last line.
 
     >>> import jax, meshscope
     >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
@@ -222,11 +223,12 @@ class _Scene:
             counts = {"count": len(p.blocks) - drawn, "all": len(p.blocks)}
             self.foot.append(Said("⋯ {count} of {all} not drawn", **counts))
         if p.keys:
-            self.foot.append(
-                Said("each device ({axes}): {shape}", axes=p.keys, shape=times(p.local))
-            )
+            message = "each device ({axes}): {shape}"
+            self.foot.append(Said(message, axes=p.keys, shape=times(p.local)))
         elif not p.is_mesh:
             self.foot.append(Said("each device: {shape}", shape=times(p.local)))
+        if p.memory:
+            self.foot.append(Said("in host memory ({memory})", memory=p.memory))
 
     def steps(self, dim: int) -> list[Line]:
         """A dimension, one line per step: 16, ÷ model(4), = 4."""
@@ -580,17 +582,15 @@ def _table(
     rows = [[name, p.what, p.spec, times(p.local)] for name, p in shown]
     left_out = len(named) - len(shown)
     more = [Said("⋯ {count} more leaves", count=left_out)] if left_out else []
-    texts = [list(map(plain, heads)), *rows]
+    # A leaf that is not in its devices' own memory says so in its last column.
+    parts = [in_memory(" ".join(row), p.memory) for row, (_, p) in zip(rows, shown)]
+    last = [in_memory(row[3], p.memory) for row, (_, p) in zip(rows, shown)]
+    texts = [list(map(plain, heads)), *([*row[:3], plain(t)] for row, t in zip(rows, last))]
     widths = [max(len(row[c]) for row in texts) + 2 for c in range(4)]
     lines = ["".join(f"{t:<{w}}" for t, w in zip(row, widths)).rstrip() for row in texts]
     mesh = tuple(dict(axis for _, p in named for axis in p.mesh).items())
-    parts: list[str | Said] = [*map(" ".join, rows), *more]
-    says = Said(
-        "{title}, {count} leaves: {rows}",
-        title=title or Said("Table"),
-        count=len(named),
-        rows=joined("{part}; {parts}", parts),
-    )
+    message, every = "{title}, {count} leaves: {rows}", joined("{part}; {parts}", [*parts, *more])
+    says = Said(message, title=title or Said("Table"), count=len(named), rows=every)
     pen = _Pen(mesh, says, palette)
     y = 0.0
     if title:
@@ -599,10 +599,10 @@ def _table(
     y += 17
     for head, x in zip(heads, starts):
         pen.text(x, y, head, _BOLD)
-    for row, (_, p) in zip(rows, shown):
+    for row, each, (_, p) in zip(rows, last, shown):
         y += 17
-        for c, x in enumerate(starts):
-            pen.text(x, y, _Scene(p, []).spec() if c == 2 else row[c])
+        for x, cell in zip(starts, [*row[:2], _Scene(p, []).spec(), each]):
+            pen.text(x, y, cell)
     for said in more:
         pen.text(0, y + 17, said)
     return pen, "\n".join([*filter(None, [title]), *lines, *map(plain, more)])

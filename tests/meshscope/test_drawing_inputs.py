@@ -316,6 +316,58 @@ def test_256_devices_are_compressed_and_complete():
     assert done.returncode == 0, done.stderr
 
 
+# Memory of the host.
+
+
+def test_a_drawing_says_that_an_array_is_in_host_memory():
+    sharding = NamedSharding(mesh_of(), P("data"), memory_kind="pinned_host")
+    x = jax.device_put(np.ones((8, 16), np.float32), sharding)
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    for thing in (x, shape, (x.shape, sharding)):
+        drawing = ms.show(thing)
+        assert drawing.text.split("\n")[-1] == "in host memory (pinned_host)"
+        label = ET.fromstring(drawing.svg).get("aria-label")
+        assert label.endswith("in host memory (pinned_host)")
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[1], memory_kind="unpinned_host")
+    assert ms.show(((8,), one)).text.endswith("\nin host memory (unpinned_host)")
+    abstract = NamedSharding(AbstractMesh((2, 4), ("data", "model")), P("data"), memory_kind="pinned_host")
+    assert ms.show(((8, 16), abstract)).text.endswith("\nin host memory (pinned_host)")
+
+
+def test_a_drawing_says_nothing_of_the_devices_own_memory():
+    kind = jax.devices()[0].default_memory().kind
+    for given in (None, kind, "device"):
+        sharding = NamedSharding(mesh_of(), P("data"), memory_kind=given)
+        assert "memory" not in ms.show(((8, 16), sharding)).svg
+
+
+def test_the_devices_own_memory_has_the_name_that_the_backend_gives_it(monkeypatch):
+    """There are backends whose own memory is called unpinned_host."""
+    sharding = NamedSharding(mesh_of(), P("data"), memory_kind="unpinned_host")
+    assert "in host memory (unpinned_host)" in ms.show(((8, 16), sharding)).text
+    monkeypatch.setattr(_compat, "default_memory", lambda device: "unpinned_host")
+    assert "memory" not in ms.show(((8, 16), sharding)).text
+
+
+def test_a_traced_array_says_that_it_is_in_host_memory():
+    mesh = mesh_of(kind=EXPLICIT)
+    seen = []
+    for kind in (None, "pinned_host"):
+        x = jax.device_put(np.ones((8, 16)), NamedSharding(mesh, P("data"), memory_kind=kind))
+        jax.jit(lambda x: seen.append(ms.show(x).text) or x).trace(x)
+    assert ["in host memory (pinned_host)" in text for text in seen] == [False, True]
+
+
+def test_a_table_says_which_leaves_are_in_host_memory():
+    here, there = (NamedSharding(mesh_of(), P("data"), memory_kind=kind) for kind in (None, "pinned_host"))
+    tree = {f"w{n:02}": jax.ShapeDtypeStruct((8, 16), "float32", sharding=(here, there)[n % 2]) for n in range(14)}
+    drawing = ms.show(tree)
+    rows = drawing.text.split("\n")[1:]
+    assert [row.endswith("4×16, in host memory (pinned_host)") for row in rows] == [n % 2 == 1 for n in range(14)]
+    assert [row.endswith("4×16") for row in rows] == [n % 2 == 0 for n in range(14)]
+    assert drawing.svg.count(">4×16, in host memory (pinned_host)</text>") == 7
+
+
 # Refusals say what to do instead.
 
 CASES = {

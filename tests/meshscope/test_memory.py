@@ -381,6 +381,142 @@ def test_a_program_s_bytes_in_the_host_s_memory():
         ms.memory(FakeProgram(None))
 
 
+# Programs with arguments or results in the host's memory, which XLA's CPU compiler counts as the device's
+
+
+def on(kind=None):
+    return jax.NamedSharding(mesh_of(2, 4), P("a"), memory_kind=kind)
+
+
+def rows(count, kind=None, dtype="float32"):
+    """count rows of 64 numbers, over two devices: 128 bytes a row and device in float32."""
+    return jax.ShapeDtypeStruct((count, 64), dtype, sharding=on(kind))
+
+
+def program(f, *inputs, **settings):
+    return ms.memory(jax.jit(f, **settings).lower(*inputs).compile())
+
+
+HOST_KINDS = ("pinned_host", "unpinned_host")
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
+def test_a_program_s_arguments_on_the_host_are_told_apart(kind):
+    told = program(lambda a: jax.device_put(a, on()) * 2, rows(16, kind), out_shardings=on())
+    assert (told.host_arguments, told.arguments) == (2048, 0)
+    assert (told.host_outputs, told.outputs) == (0, 2048)
+    assert ms.memory(rows(16, kind)).host_bytes_per_device == told.host_arguments
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
+def test_a_program_s_results_on_the_host_are_told_apart(kind):
+    told = program(lambda a: a * 2, rows(16), out_shardings=on(kind))
+    assert (told.host_outputs, told.outputs) == (2048, 0)
+    assert (told.host_arguments, told.arguments) == (0, 2048)
+    assert repr(told).startswith("2,048 bytes per device and 2,048 in host memory for")
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
+def test_a_result_that_is_put_on_the_host_is_where_the_array_then_is(kind):
+    """Inside a program, CPU puts it into pinned_host and ignores unpinned_host."""
+    put = jax.jit(lambda a: jax.device_put(a * 2, on(kind)))
+    told, x = ms.memory(put.lower(rows(16)).compile()), jax.device_put(np.ones((16, 64), np.float32), on())
+    made = ms.memory(put(x))
+    assert (told.host_outputs, told.outputs) == (made.host_bytes_per_device, made.bytes_per_device)
+    assert sorted((told.host_outputs, told.outputs)) == [0, 2048]
+
+
+def test_some_arguments_and_results_of_a_program_are_on_the_host():
+    """A step that keeps moments on the host: each number stands where its array is."""
+
+    def step(weights, moments):
+        here = jax.device_put(moments, on()) + weights
+        return weights - here, jax.device_put(here, on("pinned_host"))
+
+    told = program(step, rows(16), rows(16, "pinned_host"))
+    assert (told.host_arguments, told.arguments) == (2048, 2048)
+    pointers = 2 * 8  # a tuple of two results
+    assert (told.host_outputs, told.outputs) == (2048, 2048 + pointers)
+    assert (told.host_aliased, told.aliased) == (0, 0)
+    donated = program(step, rows(16), rows(16, "pinned_host"), donate_argnums=(0, 1))
+    assert (donated.host_aliased, donated.aliased) == (2048, 2048)
+    assert donated.host_bytes_per_device == 2048
+    only = program(step, rows(16), rows(16, "pinned_host"), donate_argnums=1)
+    assert (only.host_aliased, only.aliased) == (2048, 0)
+
+
+def test_only_donated_results_on_the_host_are_aliased():
+    """Two results there, of which one reuses an argument, and a third on the devices that reuses another."""
+    there = on("pinned_host")
+
+    def step(a, b):
+        on_host = jax.device_put(jax.device_put(a, on()) * 2, there)
+        return on_host, jax.device_put(b * 2, there), b + 1
+
+    told = program(step, rows(16, "pinned_host"), rows(32), donate_argnums=(0, 1))
+    assert (told.host_arguments, told.host_outputs, told.host_aliased) == (2048, 2048 + 4096, 2048)
+    assert (told.arguments, told.aliased) == (4096, 4096)
+
+
+def test_a_donated_argument_on_the_host_is_reused_there():
+    told = program(lambda a: a * 2, rows(16, "pinned_host"), out_shardings=on("pinned_host"), donate_argnums=0)
+    assert dataclasses.asdict(told) | {"host_temporaries": 0, "temporaries": 0} == {
+        "arguments": 0, "outputs": 0, "temporaries": 0, "aliased": 0,
+        "host_arguments": 2048, "host_outputs": 2048, "host_temporaries": 0, "host_aliased": 2048,
+    }  # fmt: skip
+    assert told.host_bytes_per_device == 2048
+
+
+def test_many_results_of_a_program_are_on_the_host():
+    """More than the five that XLA writes before it begins to count them."""
+    inputs = [rows(16 * n) for n in range(1, 9)]
+    told = program(lambda many: [jax.device_put(one, on("pinned_host")) for one in many], inputs)
+    total = sum(ms.memory(one).bytes_per_device for one in inputs)
+    assert (told.host_outputs, told.arguments) == (total, total)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "bool", "bfloat16", "float8_e4m3fn"])
+def test_small_types_on_the_host_are_as_small_there(dtype):
+    x = rows(16, "pinned_host", jnp.dtype(dtype))
+    told = program(lambda a: jax.device_put(a, on()), x)
+    assert (told.host_arguments, told.arguments) == (ms.memory(x).host_bytes_per_device, 0)
+
+
+def test_an_argument_that_is_not_used_is_nowhere():
+    """JAX leaves it out of the program, unless it is told to keep it."""
+    used = program(lambda a, b: b + 1, rows(16, "pinned_host"), rows(32))
+    assert (used.host_arguments, used.arguments) == (0, 4096)
+    kept = program(lambda a, b: b + 1, rows(16, "pinned_host"), rows(32), keep_unused=True)
+    assert (kept.host_arguments, kept.arguments) == (2048, 4096)
+
+
+def test_a_program_without_host_memory_says_nothing_of_it():
+    told = program(lambda a: a * 2, rows(16))
+    assert "host" not in repr(told) and told.host_bytes_per_device == 0
+    assert (told.arguments, told.outputs) == (2048, 2048)
+
+
+def test_a_backend_that_tells_host_memory_is_believed():
+    """Where XLA counts it, for TPU with its padding, the text is not asked."""
+    here = program(lambda a: jax.device_put(a, on()) * 2, rows(16, "pinned_host"), out_shardings=on())
+    text = jax.jit(lambda a: a + 1).lower(rows(16, "pinned_host")).compile().as_text()
+    assert "S(5)" in text.split("\n")[0] and here.host_arguments == 2048
+
+    class Padded(FakeProgram):
+        def as_text(self):
+            return text
+
+    assert ms.memory(Padded(FakeStats)) == ms.ProgramMemory(64, 32, 16, 8, 4096, 1024, 512, 256)
+
+
+def test_the_type_of_an_array_on_the_host_says_so():
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    there = jax.NamedSharding(mesh, P("a"), memory_kind="pinned_host")
+    x = jax.device_put(np.ones((16, 64), np.float32), there)
+    for told in (ms.memory(x), ms.memory(jax.typeof(x))):
+        assert (told.bytes_per_device, told.host_bytes_per_device) == (0, 2048)
+
+
 @pytest.mark.parametrize(
     ("dtype", "bits"),
     [("int4", 4), ("uint4", 4), ("uint2", 2), ("int8", 8), ("float8_e4m3fn", 8), ("bfloat16", 16),

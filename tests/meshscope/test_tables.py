@@ -85,6 +85,8 @@ def drawings():
     yield ms.show({f"w{n:02}": shape(P("data"), 8, 16) for n in range(75)}, "many")
     yield ms.show({f"w{n:02}": shape(P("data"), 8, 16) for n in range(13)})
     yield ms.show(jnp.ones((4, 4)))
+    yield ms.show(shape(P("data"), 8, 16, kind="pinned_host"))
+    yield ms.show({f"w{n:02}": shape(P("data"), 8, 16, kind="pinned_host") for n in range(13)})
     big = AbstractMesh((4, 64), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     yield ms.show(((512, 512), NamedSharding(big, P("data", "model"))))
     explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
@@ -284,7 +286,7 @@ def test_every_sentence_of_a_drawing_carries_its_message():
         "left to the compiler over {axes}", "⋯ {count} of {all} not drawn", "each device: {shape}",
         "each device ({axes}): {shape}", "dim {dim}: {size}", "dim {dim} [{part}] {where}",
         "dim {dim} [{part}]", "Table", "⋯ {count} more leaves", "{title}, {count} leaves: {rows}",
-        "dimension {dim} of size {size} split into {parts} of {each}",
+        "dimension {dim} of size {size} split into {parts} of {each}", "in host memory ({memory})",
     } <= found  # fmt: skip
 
 
