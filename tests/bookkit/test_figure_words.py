@@ -31,7 +31,7 @@ def texts(svg):
 
 
 def translated(svg, **known):
-    return texts(Translator([], known).output(svg))
+    return texts(Translator(known).output(svg))
 
 
 def test_words_say_whether_they_are_to_be_translated():
@@ -61,14 +61,14 @@ def test_values_may_be_messages_and_keep_their_colour_where_a_language_puts_them
     axis = kit.kept('<tspan fill="blue">data</tspan>')
     svg = drawing(kit.text(0, 0, kit.say("{what} along {axis}, now", what=kit.say("gather"), axis=axis)))
     assert list(messages_in_drawing(svg)) == ["{what} along {axis}, now", "gather"]
-    shown = Translator([], {"{what} along {axis}, now": "現沿 {axis} {what}", "gather": "彙集"}).output(svg)
+    shown = Translator({"{what} along {axis}, now": "現沿 {axis} {what}", "gather": "彙集"}).output(svg)
     assert '>現沿 <tspan fill="blue">data</tspan> 彙集</text>' in shown
 
 
 def test_what_is_bold_as_a_whole_stays_bold():
     title = kit.strong(kit.say("Data parallel"), 14)
     svg = drawing(kit.text(0, 0, kit.say("{strategy}  {mesh}", strategy=title, mesh=kit.kept("data 8"))))
-    shown = Translator([], {"Data parallel": "資料平行"}).output(svg)
+    shown = Translator({"Data parallel": "資料平行"}).output(svg)
     assert '><tspan font-weight="600" font-size="14">資料平行</tspan>  data 8</text>' in shown
     with pytest.raises(TypeError, match="'all of 4' has values"):  # whose tags would be whose?
         kit.strong(kit.say("all of {n}", n=4))
@@ -89,7 +89,7 @@ def test_a_made_up_language_reaches_every_message(path):
     told = {text: "\n".join(f"⟦{line}⟧" for line in text.split("\n")) for text in known}
     svg = path.read_text("utf-8")
     assert {text for text in messages_in_drawing(svg) if has_words(PLACE.sub("", text))} <= known
-    shown = Translator([], told).output(svg)
+    shown = Translator(told).output(svg)
     for before, after in zip(*(re.findall(r"<text\b[^<>]*>.*?</text>", one) for one in (svg, shown)), strict=True):
         was, now = (html.unescape(re.sub(r"<[^<>]+>", "", one)) for one in (before, after))
         if any(has_words(PLACE.sub("", said)) for said in messages_in_drawing(f"<svg>{before}</svg>")):

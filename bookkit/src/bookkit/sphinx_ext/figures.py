@@ -171,7 +171,7 @@ def in_language(book: Book, language: Language, svg: str) -> str:
     """A figure with the words of a language: it carries its messages, and its other words stay."""
     if language == book.languages[0]:
         return svg
-    return Translator([], catalogues.for_figures(book, language)).output(svg)
+    return Translator(catalogues.for_figures(book, language)).output(svg)
 
 
 def inlined(svg: str, alt: str, prefix: str) -> str:

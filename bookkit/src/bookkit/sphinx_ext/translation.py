@@ -16,8 +16,8 @@ from sphinx.util.nodes import extract_messages
 from bookkit.model.book import Book
 from bookkit.words import catalogues
 from bookkit.words.comments import with_comments
-from bookkit.words.drawn import Translator, labels_path
-from bookkit.words.messages import code_messages, found_by_matching, messages_of_page
+from bookkit.words.drawn import Translator
+from bookkit.words.messages import code_messages, messages_of_page
 from bookkit.words.notebooks import with_summaries
 
 PYTHON = {"ipython3", "ipython", "python", "python3"}
@@ -33,7 +33,6 @@ def translate_page(app: Sphinx, doctree: nodes.document) -> None:
         return
     folder = catalogues.catalogue_folder(book, language)
     for path in [
-        labels_path(book),
         folder / "sphinx.po",
         folder / f"{page}.po",
         *catalogues.paths_of_code(folder, page),
@@ -54,8 +53,8 @@ def messages_of_build(app: Sphinx) -> dict[str, list[catalogues.Message]]:
 
 
 def translator(app: Sphinx, page: str) -> Translator:
-    book, texts = Book(app.srcdir), found_by_matching(messages_of_build(app), page)
-    return Translator(texts, catalogues.for_code(book, book.language(app.config.language), page))
+    book = Book(app.srcdir)
+    return Translator(catalogues.for_code(book, book.language(app.config.language), page))
 
 
 def translate_comments(doctree: nodes.document, messages: dict[str, str]) -> None:

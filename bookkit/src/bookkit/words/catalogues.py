@@ -1,7 +1,7 @@
 """Catalogues of translations, locale/LANGUAGE/LC_MESSAGES/**/*.po: read, asked, brought up to date.
 
     NAME.po of a page    its text, as Sphinx takes it apart: book/01-mesh.po
-    code/NAME.po         comments in its cells, and what its drawings say: code/01-mesh.po
+    code/NAME.po         comments in its cells: code/01-mesh.po
     code/shared.po       the same of book/cells/
     drawings.po          what meshscope's drawings say
     figures.po           what the figures of book/figures/ say

@@ -1,7 +1,7 @@
 """The messages of the book that Sphinx does not find, each found without running anything.
 
-In code: comments, and what drawings say, with the labels of book/drawn.toml. In text: what proofs
-claim, and the summaries of folds. In the figures of book/figures/: what they carry as data.
+In code: comments. In text: what proofs claim, and the summaries of folds. In drawings of meshscope
+and the figures of book/figures/: what they carry as data.
 """
 
 from __future__ import annotations
@@ -9,20 +9,13 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from bookkit.model.book import Book
 from bookkit.model.chapter import CHECKED, parse, shared_cells
-from bookkit.words.catalogues import Message, code_name, has_words, names_for_code
+from bookkit.words.catalogues import Message, code_name, has_words
 from bookkit.words.comments import FORM, Comment, comments
-from bookkit.words.drawn import (
-    PLACE,
-    drawn_messages,
-    labels,
-    messages_in_drawing,
-    of_meshscope,
-    signatures,
-)
+from bookkit.words.drawn import PLACE, messages_in_drawing, of_meshscope
 from bookkit.words.notebooks import summaries
 
 ABOUT_COMMENT = "Comment beside this code: "
@@ -40,7 +33,7 @@ def cells_of(book: Book, page: str) -> list[str]:
     return [cell.source for cell in parse(name, text).code if cell.source.strip("\n") not in shared]
 
 
-def messages_in(cells: list[str], signatures: dict[str, list[str]]) -> Iterator[Message]:
+def messages_in(cells: list[str]) -> Iterator[Message]:
     for code in cells:
         for comment in comments(code):
             form = FORM.match(comment.prefix)
@@ -48,9 +41,6 @@ def messages_in(cells: list[str], signatures: dict[str, list[str]]) -> Iterator[
                 continue  # a claim is a message of the page's text
             beside = ABOUT_FORM if form else ABOUT_COMMENT + code_beside(code, comment)
             yield Message(comment.text, beside)
-    for code in cells:
-        for text in drawn_messages(code, signatures):
-            yield drawn(text)
 
 
 def code_beside(code: str, comment: Comment) -> str:
@@ -72,18 +62,12 @@ def code_messages(book: Book) -> dict[str, list[Message]]:
     What stands in book/cells/ or in more than one chapter is shared.
     """
     shared = list(shared_cells(book).values())
-    known, charts = signatures(shared), labels(book)
-    own: dict[str, list[Message]] = {}
-    for page in book.chapters:
-        cells = cells_of(book, page)
-        made = messages_in(cells, known | signatures(cells))
-        said = map(drawn, charts.get(page.rsplit("/", 1)[-1], []))
-        own[code_name(page)] = once([*made, *said])
+    own = {code_name(page): once(messages_in(cells_of(book, page))) for page in book.chapters}
     counted = Counter(message.text for messages in own.values() for message in messages)
     often = [m for messages in own.values() for m in messages if counted[m.text] > 1]
     found = {
         "drawings": once(drawn(text) for text in of_meshscope()),
-        "code/shared": once([*messages_in(shared, known), *often]),
+        "code/shared": once([*messages_in(shared), *often]),
     }
     elsewhere = {message.text for messages in found.values() for message in messages}
     for name, messages in own.items():
@@ -111,12 +95,6 @@ def in_figures(text: str, names: Sequence[str]) -> Message:
     if "\n" in text:
         comment += " Each line is one in the figure too: keep their number."
     return Message(text, comment, message.flags)
-
-
-def found_by_matching(messages: Mapping[str, Sequence[Message]], page: str) -> list[str]:
-    """What is sought in a page's drawings. What meshscope draws carries its messages as data."""
-    names = (name for name in names_for_code(page) if name != "drawings")
-    return [message.text for name in names for message in messages.get(name, ())]
 
 
 def once(messages: Iterable[Message]) -> list[Message]:

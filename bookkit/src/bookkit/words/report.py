@@ -38,7 +38,6 @@ from bookkit.words.checks import (
     unlike_english,
     without_english,
 )
-from bookkit.words.drawn import labels_path
 from bookkit.words.messages import Lines
 
 BROKEN = 2  # exit status
@@ -119,7 +118,7 @@ def table_of_states(book: Book, language: Language, parts: dict[str, Part]) -> l
     rule = "|".join(["", "-" * (widths[0] + 2), *("-" * (w + 1) + ":" for w in widths[1:]), ""])
     done = "complete" if total["translated"] == total.total() else "not complete"
     head = f"{language.name} ({language.code}): {done}, {total['translated']} of {total.total()}"
-    about = "text: the page, code: its comments and drawings"
+    about = "text: the page, code: its comments"
     return [f"{head} messages ({about})", "", line(heads), rule, *map(line, rows), ""]
 
 
@@ -143,10 +142,8 @@ def place_of_message(book: Book, name: str, text: str) -> str:
         files = sorted((book.root / "book" / "figures").glob("*.py"))
     elif name == "code/shared":
         files = sorted((book.root / "book" / "cells").glob("*.py"))
-        files += [book.source(page) for page in book.chapters] + [labels_path(book)]
-    elif name.startswith("code/"):
-        files.append(labels_path(book))
-    else:
+        files += [book.source(page) for page in book.chapters]
+    elif not name.startswith("code/"):
         files += [book.root / "_toc.yml", *sorted((book.root / "src" / "meshscope").glob("*.py"))]
     for path in files:
         if path.exists() and (line := Lines(path.read_text("utf-8")).of(text)):
