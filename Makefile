@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv site test serve live figures sync lint mutants kills processes launchers po \
+.PHONY: help venv site test serve live figures sync lint faults kills processes launchers po \
 	translations colab second-compiler linkcheck upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
@@ -47,11 +47,15 @@ site: venv ## build the site in both languages into _build/html, executing what 
 	@$(RUN) bookkit site
 
 # Programs that are killed at certain moments come last, when nothing else makes them wait.
-test: venv ## execute what changed, then run the tests
+test: venv ## execute what changed, then run the tests (PAGE=02-variables: those of one page)
+ifdef PAGE
+	@$(RUN) pytest tests/book/test_$(subst -,_,$(PAGE)).py
+else
 	@.ci/browser || echo "The built site is not looked at without one; all else is checked."
 	@$(RUN) bookkit execute
-	@$(RUN) pytest tests -m "not kills" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(RUN) pytest tests -m "not kills and not faults" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+endif
 
 serve: site ## build the site and serve it on http://localhost:8000 (PORT=…)
 	@echo "http://localhost:$(PORT)/"
@@ -79,8 +83,10 @@ lint: venv ## the rules of pages, ruff, mypy (as on Windows too), codespell, act
 	$(RUN) bookkit second-compiler --check
 	bookkit/check_workflows.sh $(VENV)
 
-mutants: venv ## apply every planted fault and see that its cell fails (CHAPTER=… NAME=…: some, one)
-	@$(RUN) bookkit mutants $(if $(CHAPTER),--chapter $(CHAPTER)) $(if $(NAME),--name $(NAME))
+# The first line is for pages whose claims are tests, the second for those that still have proof cells.
+faults: venv ## plant the listed mistakes in pages and see each one noticed (PAGE=… NAME=…: some, one)
+	@$(RUN) pytest tests/book/test_faults.py -n $(WORKERS) --dist loadgroup -k "$(or $(PAGE),test) and $(or $(NAME),test)" || [ $$? = 5 ]
+	@$(RUN) bookkit faults $(if $(PAGE),--page $(PAGE)) $(if $(NAME),--name $(NAME))
 
 kills: venv ## kill the training program of examples/ twenty times, and see that nothing is lost
 	@TRAIN_KILLS=20 $(RUN) pytest -s tests/examples/test_train_kills.py

@@ -10,7 +10,7 @@ from toy import FRONT, code
 
 FAULTY = parse("99-bad", FRONT + "\n# A\n\n" + "\n\n".join([
     code("sizes = (2, 4)", "id-sizes"), *map(code, ["rows = 16", "predicted = rows // sizes[0]", "shown = predicted"]),
-    code("assert predicted == 8", "id-eight"), code("assert rows < 20", "id-few")]) + "\n")
+    code("assert predicted == 8", "proof", "id-eight"), code("assert rows < 20", "proof", "id-few")]) + "\n")
 
 
 def fault(**changes):
@@ -75,5 +75,5 @@ def test_the_command_ends_with_one(monkeypatch, capsys):
     assert faults.main(["--seconds", "0.1", "--seed", "3"]) == 1  # each would cost 0.5 s and more
     assert "no fault fits into 0 s" in capsys.readouterr().out
     assert faults.main(["--list"]) == 0 and faults.main(["--name", "halved"]) == 0
-    with pytest.raises(Problem, match="No chapters: 98-none"):
-        faults.main(["--chapter", "98-none"])
+    with pytest.raises(Problem, match="No pages with code: 98-none"):
+        faults.main(["--page", "98-none"])

@@ -1,8 +1,11 @@
-"""Plant one fault at a time in a chapter and see whether the chapter notices.
+"""Plant one fault at a time in a page with proof cells, and see whether a proof notices.
 
-    bookkit mutants                       every fault of tests/pages/
-    bookkit mutants --chapter 02-variables --name swapped-axes
-    bookkit mutants --seconds 600 --seed 7     a seeded sample that ends in time
+    bookkit faults                        every fault of tests/pages/
+    bookkit faults --page 02-variables --name swapped-axes
+    bookkit faults --seconds 600 --seed 7      a seeded sample that ends in time
+
+Where the claims of a page are tests, tests/book/test_faults.py plants its faults; `make faults` runs
+both.
 
 Before all faults, each chapter runs without any, in the same way: it must pass, and says how long
 its cells take. A sample takes that time from the stored executions instead.
@@ -211,8 +214,8 @@ def plant(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bookkit mutants", description=__doc__.split("\n")[0])
-    parser.add_argument("--chapter", action="append", help="only this chapter (repeatable)")
+    parser = argparse.ArgumentParser(prog="bookkit faults", description=__doc__.split("\n")[0])
+    parser.add_argument("--page", action="append", help="only this page (repeatable)")
     parser.add_argument("--name", help="only faults of this name")
     parser.add_argument("--seconds", type=float, help="a sample that ends within this time")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000)
@@ -220,13 +223,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-j", "--jobs", type=int, default=2)
     chosen, book = parser.parse_args(arguments), Book()
     books = by_name(book.root)
-    if unknown := set(chosen.chapter or ()) - set(books):
-        raise Problem(f"No chapters: {', '.join(unknown)}. There are: {', '.join(books)}")
+    if unknown := set(chosen.page or ()) - set(books):
+        raise Problem(f"No pages with code: {', '.join(unknown)}. There are: {', '.join(books)}")
     faults = [
         fault
         for fault in listed_faults(book)
         if (fault["chapter"] not in books or has_proofs(books[fault["chapter"]]))
-        and (not chosen.chapter or fault["chapter"] in chosen.chapter)
+        and (not chosen.page or fault["chapter"] in chosen.page)
         and (not chosen.name or fault["name"] == chosen.name)
     ]
     if chosen.list:

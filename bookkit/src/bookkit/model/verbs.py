@@ -9,7 +9,7 @@ VERBS = {  # in the order of a day's work
     "po": ("words.po", "bring the catalogues for translators up to date"),
     "translations": ("words.report", "say what is translated, and what is broken"),
     "lint": ("lint.command", "check pages against the rules"),
-    "mutants": ("lint.faults", "plant each listed fault and see that its cell fails"),
+    "faults": ("lint.faults", "plant each listed fault and see that its cell fails"),
     "publish-as": ("site.address", "write another address, branch or tag everywhere"),
     "colab": ("stacks.colab", "run every notebook as Colab would"),
     "run-notebook": ("stacks.notebook", "run one notebook, and write down what happened"),
