@@ -15,6 +15,7 @@ MOVED = {
     "async_dispatch.html": "201/jit.html",
     "gradient-checkpointing.html": "301/remat.html",
     "notebooks/shard_map.html": "201/shard-map.html",
+    "transfer_guard.html": "501/transfer-guard.html",
     "persistent_compilation_cache.html": "501/compilation-cache.html",
     "profiling.html": "201/profiling.html",
     "random-numbers.html": "101/random.html",

@@ -247,7 +247,8 @@ def note(
 
     lowered, order, on_cpu = made(code, page.__dict__, lower)
     sizes = tools["sizes_of"](lowered["tpu"])
-    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
     found = {"hash": tools["digest"](lowered["tpu"]), "mesh": sizes, "cpu": account(on_cpu, mesh)}
     if others:
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
