@@ -82,7 +82,9 @@ def book(tmp_path_factory):
         "utf-8",
     )
     (root / "book").mkdir()
-    (root / "book" / "00-intro.md").write_text("# Intro\n\nText.\n\n**How long? One *meter*.** **All in bold.**\n\n## Second claim\n\nText.\n")
+    (root / "book" / "00-intro.md").write_text(
+        "# Intro\n\nText.\n\n**How long? One *meter*.** **All in bold.**\n\n## Second claim\n\nText.\n"
+    )
     (root / "book" / "01-toy.md").write_text(chapter(book))
     sync.main([], root)
     build.main([], root)
@@ -154,17 +156,28 @@ def test_one_page_answers_every_address_that_leads_nowhere(book):
     page = html(book, "404.html")
     assert '<section lang="en">' in page and '<section lang="zh-TW">' in page
     addresses = re.findall(r'(?:href|src|action)="([^"]+)"', page)
-    assert [one for one in addresses if not one.startswith(("/one-program/", "https://", "#"))] == []
+    assert [
+        one for one in addresses if not one.startswith(("/one-program/", "https://", "#"))
+    ] == []
     assert not (book.root / "_build" / "html" / "zh-TW" / "404.html").exists()
 
 
 def test_the_sitemap_has_every_page_with_its_translations(book):
     tree = ElementTree.parse(book.root / "_build" / "html" / "sitemap.xml")
-    spaces = {"m": "http://www.sitemaps.org/schemas/sitemap/0.9", "x": "http://www.w3.org/1999/xhtml"}
+    spaces = {
+        "m": "http://www.sitemaps.org/schemas/sitemap/0.9",
+        "x": "http://www.w3.org/1999/xhtml",
+    }
     locations = [one.text for one in tree.findall("m:url/m:loc", spaces)]
-    assert locations == [book.page_url(page, language) for page in book.pages for language in book.languages]
+    assert locations == [
+        book.page_url(page, language) for page in book.pages for language in book.languages
+    ]
     for url in tree.findall("m:url", spaces):
-        assert [link.get("hreflang") for link in url.findall("x:link", spaces)] == ["en", "zh-TW", "x-default"]
+        assert [link.get("hreflang") for link in url.findall("x:link", spaces)] == [
+            "en",
+            "zh-TW",
+            "x-default",
+        ]
         assert {link.get("href") for link in url.findall("x:link", spaces)} <= set(locations)
 
 
@@ -286,7 +299,9 @@ def test_a_swap_that_was_stopped_halfway_loses_nothing(book, tmp_path):
     before = html(book, CHINESE)
     site.rename(old)
     with pytest.raises(FileNotFoundError):  # nothing was built there
-        build.assemble(book, {language.code: tmp_path / "none" for language in book.languages}, site)
+        build.assemble(
+            book, {language.code: tmp_path / "none" for language in book.languages}, site
+        )
     assert html(book, CHINESE) == before and not old.exists()
 
 
@@ -299,7 +314,9 @@ def test_jupyter_book_as_typed_leaves_the_site_alone(book):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stays: these pages go to _build/jupyter-book/html" in done.stdout
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
-    assert "A toy is a claim" in (site.parent / "jupyter-book" / ENGLISH.replace("book/", "html/book/", 1)).read_text("utf-8")
+    assert "A toy is a claim" in (
+        site.parent / "jupyter-book" / ENGLISH.replace("book/", "html/book/", 1)
+    ).read_text("utf-8")
 
 
 def test_an_edit_of_prose_and_a_translation_execute_nothing(book):

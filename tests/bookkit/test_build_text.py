@@ -21,7 +21,11 @@ SITE = BOOK.site
 def test_the_colon_after_a_label_is_that_of_the_language(tmp_path, language, label):
     shutil.copyfile(BOOK.root / "_config.yml", tmp_path / "_config.yml")
     (tmp_path / "index.rst").write_text("T\n=\n\n:引數: x\n", "utf-8")
-    options = {"extensions": ["bookkit.sphinx_ext.languages"], "language": language, "html_theme": "basic"}
+    options = {
+        "extensions": ["bookkit.sphinx_ext.languages"],
+        "language": language,
+        "html_theme": "basic",
+    }
     folders = tmp_path, None, tmp_path / "out", tmp_path / "trees", "html"
     Sphinx(*folders, confoverrides=options, status=None, freshenv=True).build()
     page = (tmp_path / "out" / "index.html").read_text("utf-8")
@@ -84,13 +88,16 @@ def test_what_an_address_means(url, means):
     assert meaning_of_url(url, BOOK) == means
 
 
-@pytest.mark.parametrize("written, found", [
-    ("[a](https://a.b/c) and", ["https://a.b/c"]),
-    ("<https://a.b/c>.", ["https://a.b/c"]),
-    ("[![x](https://a.b/c.svg)](https://d.e/f)", ["https://a.b/c.svg", "https://d.e/f"]),
-    ("[a](https://a.b/c_(d))", ["https://a.b/c_(d)"]),
-    ("at https://a.b/c.", ["https://a.b/c"]),
-])
+@pytest.mark.parametrize(
+    "written, found",
+    [
+        ("[a](https://a.b/c) and", ["https://a.b/c"]),
+        ("<https://a.b/c>.", ["https://a.b/c"]),
+        ("[![x](https://a.b/c.svg)](https://d.e/f)", ["https://a.b/c.svg", "https://d.e/f"]),
+        ("[a](https://a.b/c_(d))", ["https://a.b/c_(d)"]),
+        ("at https://a.b/c.", ["https://a.b/c"]),
+    ],
+)
 def test_addresses_are_found(written, found):
     assert addresses(written) == found
 

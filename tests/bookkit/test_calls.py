@@ -1,4 +1,5 @@
 """A chapter with a reader's calls: what is asked, what is judged, what is kept of it and what is published."""
+
 import shutil
 
 import pytest
@@ -11,9 +12,9 @@ from toy import FRONT, ROOT, code
 
 PAGE = "book/99-bad"
 CHECKS = {  # by exercise: what its check does, and what is said of it
-    "kind": ("return 'correct'", "to the stub, not \"not yet"),
+    "kind": ("return 'correct'", 'to the stub, not "not yet'),
     "strict": ("return 'not yet'", "'not yet' to the solution, not \"correct"),
-    "lax": ("return 'correct' if answer else 'not yet'", "to the wrong answer, not \"not yet"),
+    "lax": ("return 'correct' if answer else 'not yet'", 'to the wrong answer, not "not yet'),
     "raising": ("return 'correct' if answer + 0 == 1 else 'not yet'", "raised TypeError"),
     "good": ("return 'correct' if answer == 1 else 'not yet'", None),
 }
@@ -24,14 +25,19 @@ def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("calls")
     cells = [code("shown = 3\nprint(shown)")]
     for name, (body, _) in CHECKS.items():
-        cells += [code(f"answer_{name} = None", f"exercise-{name}"),
-                  code(f"def check_{name}(answer):\n    {body}", f"check-{name}"),
-                  code(f"answer_{name} = 1", f"solution-{name}")]
+        cells += [
+            code(f"answer_{name} = None", f"exercise-{name}"),
+            code(f"def check_{name}(answer):\n    {body}", f"check-{name}"),
+            code(f"answer_{name} = 1", f"solution-{name}"),
+        ]
     (root / "book").mkdir()
     (root / "tests" / "pages").mkdir(parents=True)
-    (root / f"{PAGE}.md").write_text(FRONT + "\n# A\n\n" + "\n\nWords.\n\n".join([*cells, code("print(shown + 1)")]) + "\n")
+    (root / f"{PAGE}.md").write_text(
+        FRONT + "\n# A\n\n" + "\n\nWords.\n\n".join([*cells, code("print(shown + 1)")]) + "\n"
+    )
     (root / "tests" / "pages" / "99-bad.toml").write_text(
-        "\n".join(f'[exercise.{name}]\nwrong = "answer_{name} = 2"\nwhy = "two"' for name in CHECKS))
+        "\n".join(f'[exercise.{name}]\nwrong = "answer_{name} = 2"\nwhy = "two"' for name in CHECKS)
+    )
     (root / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGE}\n")
     shutil.copyfile(ROOT / "_config.yml", root / "_config.yml")
     return Book(root)
@@ -86,7 +92,10 @@ def test_the_calls_run_with_the_chapter_and_are_not_published(book, monkeypatch)
     published = execute.execute(book, [PAGE])[PAGE]
     assert not [cell for cell in published.cells if calls.CALL in cell.metadata]
     monkeypatch.setattr(execute, "execute_all", lambda *_: pytest.fail("executed again"))
-    assert len(list(calls.answers(execute.executed_with_calls(book, [PAGE])[PAGE]))) == 3 * len(CHECKS) + 1
+    assert (
+        len(list(calls.answers(execute.executed_with_calls(book, [PAGE])[PAGE])))
+        == 3 * len(CHECKS) + 1
+    )
 
 
 def test_a_cell_that_fails_is_counted_without_calls(book, tmp_path):
@@ -100,5 +109,7 @@ def test_a_cell_that_fails_is_counted_without_calls(book, tmp_path):
 
 def test_the_seconds_of_cells_are_kept(book):
     seconds = execute.seconds_of_cells(book, PAGE)
-    numbers = [n for n, cell in enumerate(read_as_sphinx(book, PAGE).cells, 1) if cell.cell_type == "code"]
+    numbers = [
+        n for n, cell in enumerate(read_as_sphinx(book, PAGE).cells, 1) if cell.cell_type == "code"
+    ]
     assert sorted(seconds) == numbers and all(taken >= 0 for taken in seconds.values())

@@ -1,4 +1,5 @@
 """`make po` keeps every translation: an edit makes exactly one message stale."""
+
 import shutil
 
 import polib
@@ -55,10 +56,13 @@ def test_a_file_as_other_editors_write_it_is_left_alone(path):
     assert not update(path, PAGE) and path.read_bytes() == before
 
 
-@pytest.mark.parametrize("edited", [
-    "Two matmuls run on eight devices, and `jax.jit` compiles one program for all of them.",
-    "One program, compiled once.",  # nothing alike, but it stands in the same place
-])
+@pytest.mark.parametrize(
+    "edited",
+    [
+        "Two matmuls run on eight devices, and `jax.jit` compiles one program for all of them.",
+        "One program, compiled once.",  # nothing alike, but it stands in the same place
+    ],
+)
 def test_an_edited_paragraph_is_stale_and_nothing_else_changes(path, edited):
     page = [*PAGE[:2], edited, *PAGE[3:]]
     before = path.read_text("utf-8").split("\n\n")
@@ -101,7 +105,12 @@ def test_what_is_translated_elsewhere_finishes_a_message_that_is_not(path):
     catalogue[3].flags = ["fuzzy"]  # a translator's own doubt
     catalogue.save(str(path))
     update(path, PAGE, {text: "別處" for text in PAGE[:4]})
-    assert [entry.msgstr for entry in catalogues.read_catalogue(path)][:4] == ["第 0 句", "別處", "別處", "第 3 句"]
+    assert [entry.msgstr for entry in catalogues.read_catalogue(path)][:4] == [
+        "第 0 句",
+        "別處",
+        "別處",
+        "第 3 句",
+    ]
     assert states(path)[:4] == ["translated"] * 3 + ["stale"]
 
 
@@ -110,7 +119,9 @@ def test_a_paragraph_that_moved_and_was_edited_brings_its_translation_to_be_corr
     update(tmp_path / "gone.po", ["A title", moved], memory)
     entry = catalogues.read_catalogue(tmp_path / "gone.po")[1]
     assert (entry.msgstr, entry.previous_msgid, entry.fuzzy) == ("第 2 句", PAGE[2], True)
-    update(tmp_path / "other.po", ["A title", moved], memory, {PAGE[2]})  # still elsewhere: a neighbour
+    update(
+        tmp_path / "other.po", ["A title", moved], memory, {PAGE[2]}
+    )  # still elsewhere: a neighbour
     assert states(tmp_path / "other.po", ["A title", moved]) == ["missing"] * 2
 
 
@@ -127,14 +138,18 @@ def test_in_the_place_of_a_text_that_moved_to_another_page_stands_a_new_one(path
 def book(tmp_path, monkeypatch):
     """A book of two pages, and how to set their messages: book.say(one=[…], two=[…])."""
     shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/one\nchapters: [file: book/two]\n")
+    (tmp_path / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/one\nchapters: [file: book/two]\n"
+    )
     now = {}
     monkeypatch.setattr(po, "every_message", lambda book: now)
 
     class Toy(Book):
         def say(self, **pages):
             now.clear()
-            now.update({f"book/{name}": [Message(text) for text in texts] for name, texts in pages.items()})
+            now.update(
+                {f"book/{name}": [Message(text) for text in texts] for name, texts in pages.items()}
+            )
             po.main([], self.root)
 
         def file(self, name):
@@ -164,7 +179,11 @@ def test_nothing_that_was_translated_is_lost(book):
     book.say(one=[*PAGE[:2], edited], two=["Other words."])
     assert book.known("memory.po")[PAGE[2]] == was[PAGE[2]]
     book.say(one=[PAGE[0]], two=[PAGE[3], PAGE[1], edited])  # moved, and come back
-    assert book.known("LC_MESSAGES/book/two.po") == {PAGE[3]: was[PAGE[3]], PAGE[1]: was[PAGE[1]], edited: f"（{edited}）"}
+    assert book.known("LC_MESSAGES/book/two.po") == {
+        PAGE[3]: was[PAGE[3]],
+        PAGE[1]: was[PAGE[1]],
+        edited: f"（{edited}）",
+    }
     assert PAGE[3] not in book.known("memory.po") and was.items() <= everything(book).items()
 
 
@@ -172,14 +191,19 @@ def test_the_catalogue_of_a_page_that_is_gone_is_remembered(book, capsys):
     book.say(one=PAGE, two=["Other words."])
     book.translate("two")
     book.say(one=PAGE)
-    assert "removed locale/zh_TW/LC_MESSAGES/book/two.po, of no page; memory.po has it" in capsys.readouterr().out
+    assert (
+        "removed locale/zh_TW/LC_MESSAGES/book/two.po, of no page; memory.po has it"
+        in capsys.readouterr().out
+    )
     assert book.known("memory.po") == {"Other words.": "（Other words.）"}
 
 
 def test_what_earlier_catalogues_kept_of_gone_text_is_moved(book):
     book.say(one=PAGE[:2], two=["Other words."])
     path = book.file("LC_MESSAGES/book/one.po")
-    path.write_text(path.read_text("utf-8") + f'\n#~ msgid "{PAGE[4]}"\n#~ msgstr "沒有"\n', "utf-8")
+    path.write_text(
+        path.read_text("utf-8") + f'\n#~ msgid "{PAGE[4]}"\n#~ msgstr "沒有"\n', "utf-8"
+    )
     book.say(one=PAGE[:2], two=["Other words."])
     assert not catalogues.read_catalogue(path).obsolete_entries()
     assert book.known("memory.po") == {PAGE[4]: "沒有"}
@@ -215,10 +239,23 @@ def test_what_translators_write_beside_a_message_stays(path):
     assert entry.tcomment == "see the glossary" and entry.flags == ["no-wrap"]
 
 
-@pytest.mark.parametrize("text, words", [
-    ("`jax.jit`", False), ("$x[B_{data}]$", False), ("8 × 16", False), ("![alt](https://x)", False),
-    ("[`a` · `` b`c ``](https://x.org/y#z)", False), ("(`a`)", False), ("[`a` and more](https://x.org)", True),
-    ("tuple[str, ...] | None", False), ("`P` and `Q`", True), ("None of them", True), ("bytes", True), ("JAX", True), ("$n$ devices", True),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("`jax.jit`", False),
+        ("$x[B_{data}]$", False),
+        ("8 × 16", False),
+        ("![alt](https://x)", False),
+        ("[`a` · `` b`c ``](https://x.org/y#z)", False),
+        ("(`a`)", False),
+        ("[`a` and more](https://x.org)", True),
+        ("tuple[str, ...] | None", False),
+        ("`P` and `Q`", True),
+        ("None of them", True),
+        ("bytes", True),
+        ("JAX", True),
+        ("$n$ devices", True),
+    ],
+)
 def test_what_needs_a_translation(text, words):
     assert catalogues.has_words(text) is words

@@ -13,7 +13,11 @@ from toy import FRONT, code
 
 
 def toy(*more):
-    cells = code("sizes = (2, 4)", "mesh"), code("rows = 16", "other"), code("predicted = rows // sizes[0]", "predict")
+    cells = (
+        code("sizes = (2, 4)", "mesh"),
+        code("rows = 16", "other"),
+        code("predicted = rows // sizes[0]", "predict"),
+    )
     return parse("99-bad", FRONT + "\n# A\n\n" + "\n\n".join([*cells, *more]) + "\n")
 
 
@@ -40,7 +44,9 @@ def test_jobs_share_nothing():
     first = as_jobs([Cell(1, "code", "import sys\nsys.seen = 1")], id=1)
     second = as_jobs([Cell(1, "code", "import sys\nassert not hasattr(sys, 'seen')")], id=2)
     assert [outcome["error"] for outcome in run_jobs([first, second])] == [None, None]
-    own = as_jobs([Cell(1, "code", "import os\nassert 'JAX_PLATFORMS' not in os.environ")], fresh=True)
+    own = as_jobs(
+        [Cell(1, "code", "import os\nassert 'JAX_PLATFORMS' not in os.environ")], fresh=True
+    )
     assert [outcome["error"] for outcome in run_jobs([own])] == [None]
 
 
@@ -65,9 +71,15 @@ def test_a_stopped_run_leaves_no_process():
 
 def children_of_all():
     """Processes that run bookkit/run/cells.py for this test, forks included."""
-    mine = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout
+    mine = subprocess.run(
+        ["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True
+    ).stdout
     table = [line.split(None, 2) for line in mine.splitlines()[1:]]
-    servers = {pid for pid, parent, words in table if parent == str(os.getpid()) and "run/cells.py" in words}
+    servers = {
+        pid
+        for pid, parent, words in table
+        if parent == str(os.getpid()) and "run/cells.py" in words
+    }
     known = getattr(children_of_all, "known", set()) | servers
     known |= {pid for pid, parent, words in table if parent in known}
     children_of_all.known = known
@@ -80,15 +92,23 @@ def test_only_predictions_that_say_so_run_again():
     assert test_predictions.last_predicted(toy(code("1", "predicted"))) is None
 
 
-@pytest.mark.parametrize("source, said", [
-    ("print(f'bytes: predicted {16 // sizes[0]} · measured {rows // sizes[0]}')", ""),
-    ("print(f'predicted 8 bytes · measured {rows // sizes[0]} bytes')", "prints 'predicted 8 bytes · measured 4 bytes'"),
-    ("print(rows)", "prints 'nothing as predicted and measured'"),
-    ("print(f'predicted 1 · measured 1', proven)", "fails: NameError"),
-])
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ("print(f'bytes: predicted {16 // sizes[0]} · measured {rows // sizes[0]}')", ""),
+        (
+            "print(f'predicted 8 bytes · measured {rows // sizes[0]} bytes')",
+            "prints 'predicted 8 bytes · measured 4 bytes'",
+        ),
+        ("print(rows)", "prints 'nothing as predicted and measured'"),
+        ("print(f'predicted 1 · measured 1', proven)", "fails: NameError"),
+    ],
+)
 def test_predictions_see(source, said):
     """What is printed is compared, and proofs, which are about one mesh, do not run."""
-    chapter = toy(code("assert sizes == (2, 4)\nproven = 1", "proof"), code(source, "predicted", "rerun"))
+    chapter = toy(
+        code("assert sizes == (2, 4)\nproven = 1", "proof"), code(source, "predicted", "rerun")
+    )
     found = test_predictions.failures([chapter])["99-bad"]
     assert len(found) == 2 * bool(said), found
     assert said in "\n".join(found)

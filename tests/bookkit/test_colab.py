@@ -129,8 +129,12 @@ def test_a_colab_that_is_new_enough_is_left_as_it_is():
 def test_one_line_of_a_notebook_is_changed_and_no_other():
     before = nbformat.read(BOOK.notebook("book/01-mesh"), 4)
     after = at_site(nbformat.read(BOOK.notebook("book/01-mesh"), 4), "file:///site/")
-    lines = [(one, other) for cell, changed in zip(before.cells, after.cells)
-             for one, other in zip(cell.source.split("\n"), changed.source.split("\n"), strict=True) if one != other]
+    lines = [
+        (one, other)
+        for cell, changed in zip(before.cells, after.cells)
+        for one, other in zip(cell.source.split("\n"), changed.source.split("\n"), strict=True)
+        if one != other
+    ]
     assert lines == [(f'SITE = "{BOOK.site}"', 'SITE = "file:///site/"')]
     before.cells[1].source = "import jax"
     with pytest.raises(Problem, match="no line SITE"):
@@ -139,16 +143,31 @@ def test_one_line_of_a_notebook_is_changed_and_no_other():
 
 # A changed wheel.
 
-SENTENCE = ("AssertionError: Nothing was installed: file:///x/wheels/meshscope-0.1.0-py3-none-any.whl "
-            "is not the wheel that this notebook was made with. Open it anew")
+SENTENCE = (
+    "AssertionError: Nothing was installed: file:///x/wheels/meshscope-0.1.0-py3-none-any.whl "
+    "is not the wheel that this notebook was made with. Open it anew"
+)
 
 
-@pytest.mark.parametrize("outcome, complaint", [
-    (Outcome("n", "failed", cell=2, error=SENTENCE, before=BEFORE, versions=BEFORE), ""),
-    (Outcome("n", "passed", before=BEFORE, versions=AFTER), "installed a wheel that somebody had changed"),
-    (Outcome("n", "failed", error="CalledProcessError: pip", before=BEFORE, versions=BEFORE), "without saying so: Called"),
-    (Outcome("n", "failed", error=SENTENCE, before=BEFORE, versions=AFTER), "after installing: .*0.7.2.*, then .*0.11.2"),
-], ids=["refused", "installed", "silent", "late"])
+@pytest.mark.parametrize(
+    "outcome, complaint",
+    [
+        (Outcome("n", "failed", cell=2, error=SENTENCE, before=BEFORE, versions=BEFORE), ""),
+        (
+            Outcome("n", "passed", before=BEFORE, versions=AFTER),
+            "installed a wheel that somebody had changed",
+        ),
+        (
+            Outcome("n", "failed", error="CalledProcessError: pip", before=BEFORE, versions=BEFORE),
+            "without saying so: Called",
+        ),
+        (
+            Outcome("n", "failed", error=SENTENCE, before=BEFORE, versions=AFTER),
+            "after installing: .*0.7.2.*, then .*0.11.2",
+        ),
+    ],
+    ids=["refused", "installed", "silent", "late"],
+)
 def test_how_a_changed_wheel_is_met(outcome, complaint):
     found = colab.not_refused(outcome)
     assert re.search(complaint, found) and bool(found) == bool(complaint)
@@ -191,7 +210,9 @@ def test_the_site_beside_the_clone_serves_the_wheel_of_the_commit(repository):
     git(repository.root, "commit", "-q", "-m", "two")
     (repository.root / "src" / "meshscope" / "_hlo.py").write_text("not committed")
     with checkout(repository) as copy:
-        [good], [changed] = (list((site / "wheels").iterdir()) for site in (copy.site, copy.other_site))
+        [good], [changed] = (
+            list((site / "wheels").iterdir()) for site in (copy.site, copy.other_site)
+        )
         assert unlike_pin(SETUP, Wheel(good.name, good.read_bytes())) == ""
         assert changed.name == good.name
         assert unlike_pin(SETUP, Wheel(changed.name, changed.read_bytes())) != ""
@@ -220,7 +241,14 @@ def test_a_fresh_copy_is_cheap_and_the_first_environment_stays_as_it_was(tmp_pat
 
 
 def test_a_notebook_meets_nobodys_settings(monkeypatch, tmp_path):
-    for name in ("JAX_PLATFORMS", "XLA_FLAGS", "BOOK_DEVICES", "PYTHONPATH", "GIT_DIR", "MAKEFLAGS"):
+    for name in (
+        "JAX_PLATFORMS",
+        "XLA_FLAGS",
+        "BOOK_DEVICES",
+        "PYTHONPATH",
+        "GIT_DIR",
+        "MAKEFLAGS",
+    ):
         monkeypatch.setenv(name, "mine")
     found = clean_environment(tmp_path / "home", tmp_path / "bin")
     assert "mine" not in found.values()
@@ -258,7 +286,9 @@ def test_a_notebook_that_passes_is_kept_with_its_outputs(tmp_path):
     path = notebook(tmp_path / "x.ipynb", "import os\nprint(os.listdir())")
     executed = tmp_path / "executed.ipynb"
     assert run_one([str(path), "--result", str(tmp_path / "r"), "--executed", str(executed)]) == 0
-    assert nbformat.read(executed, 4).cells[1].outputs[0].text == "[]\n"  # alone, in an empty folder
+    assert (
+        nbformat.read(executed, 4).cells[1].outputs[0].text == "[]\n"
+    )  # alone, in an empty folder
 
 
 HANGS = """
@@ -354,12 +384,17 @@ def test_in_a_container_the_clone_is_read_only_and_fresh_each_time(tmp_path, mon
     line = " ".join(ran[0])
     assert line.startswith("docker run --rm ") and f"--volume {tmp_path}/book:/book:ro" in line
     assert f"--volume {copy.site}:/site:ro" in line and "--site file:///site/" in line
-    assert "--entrypoint python3 image bookkit/src/bookkit run-notebook /book/notebooks/01-mesh.ipynb" in line
+    assert (
+        "--entrypoint python3 image bookkit/src/bookkit run-notebook /book/notebooks/01-mesh.ipynb"
+        in line
+    )
     assert "--colab" in line
 
 
 def test_notebooks_are_those_of_all_languages_or_the_ones_named():
     assert len(colab.notebooks_named(BOOK)) == len(BOOK.chapters) * len(BOOK.languages)
-    assert colab.notebooks_named(BOOK, ["notebooks/zh-TW/01-mesh.ipynb"]) == ["notebooks/zh-TW/01-mesh.ipynb"]
+    assert colab.notebooks_named(BOOK, ["notebooks/zh-TW/01-mesh.ipynb"]) == [
+        "notebooks/zh-TW/01-mesh.ipynb"
+    ]
     with pytest.raises(Problem, match="No notebook of this book: x.ipynb"):
         colab.notebooks_named(BOOK, ["x.ipynb"])

@@ -193,10 +193,15 @@ def test_notebooks_that_sphinx_reads_have_the_same_key(book):
 def test_a_stopped_command_ends_its_kernels(book, tmp_path):
     marker = tmp_path / "kernel"
     book.source("book/one").write_text(
-        HEAD + cell(f"import os, pathlib, time\npathlib.Path({str(marker)!r}).write_text(str(os.getpid()))\ntime.sleep(300)")
+        HEAD
+        + cell(
+            f"import os, pathlib, time\npathlib.Path({str(marker)!r}).write_text(str(os.getpid()))\ntime.sleep(300)"
+        )
     )
     command = [sys.executable, "-m", "bookkit", "execute", "book/one"]
-    running = subprocess.Popen(command, cwd=book.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        command, cwd=book.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while not marker.exists() or not marker.read_text():
         assert running.poll() is None
         time.sleep(0.1)
@@ -206,8 +211,12 @@ def test_a_stopped_command_ends_its_kernels(book, tmp_path):
 
 def test_a_second_process_waits_for_the_first(book, said):
     with execute.alone(book, said.append):
-        code = "import sys; from bookkit.run import execute; from bookkit.model.book import Book\n" \
-               "with execute.alone(Book(), lambda text: print(text, flush=True)): print('mine', flush=True)"
-        other = subprocess.Popen([sys.executable, "-c", code], cwd=book.root, stdout=subprocess.PIPE, text=True)
+        code = (
+            "import sys; from bookkit.run import execute; from bookkit.model.book import Book\n"
+            "with execute.alone(Book(), lambda text: print(text, flush=True)): print('mine', flush=True)"
+        )
+        other = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=book.root, stdout=subprocess.PIPE, text=True
+        )
         assert other.stdout.readline() == "waiting for another process that executes chapters\n"
     assert other.communicate(timeout=60)[0] == "mine\n" and said == []

@@ -8,25 +8,46 @@ from bookkit.model.chapter import parse
 from bookkit.run.cells import run_jobs
 from toy import FRONT, code
 
-FAULTY = parse("99-bad", FRONT + "\n# A\n\n" + "\n\n".join([
-    code("sizes = (2, 4)", "id-sizes"), *map(code, ["rows = 16", "predicted = rows // sizes[0]", "shown = predicted"]),
-    code("assert predicted == 8", "proof", "id-eight"), code("assert rows < 20", "proof", "id-few")]) + "\n")
+FAULTY = parse(
+    "99-bad",
+    FRONT
+    + "\n# A\n\n"
+    + "\n\n".join(
+        [
+            code("sizes = (2, 4)", "id-sizes"),
+            *map(code, ["rows = 16", "predicted = rows // sizes[0]", "shown = predicted"]),
+            code("assert predicted == 8", "proof", "id-eight"),
+            code("assert rows < 20", "proof", "id-few"),
+        ]
+    )
+    + "\n",
+)
 
 
 def fault(**changes):
-    return {"chapter": "99-bad", "rows": ["A2"], "name": "halved", "find": "rows = 16", "replace": "rows = 8",
-            "fails": "eight", **changes}
+    return {
+        "chapter": "99-bad",
+        "rows": ["A2"],
+        "name": "halved",
+        "find": "rows = 16",
+        "replace": "rows = 8",
+        "fails": "eight",
+        **changes,
+    }
 
 
-@pytest.mark.parametrize("changes, word", [
-    ({}, "killed"),
-    ({"replace": "rows = 17"}, "SURVIVED"),
-    ({"replace": "rows = 17", "survives": "17 // 2 is 8"}, "survives"),
-    ({"survives": "no"}, "NOTICED"),
-    ({"fails": "few"}, "ELSEWHERE"),
-    ({"replace": "rows = sixteen"}, "BROKEN"),
-    ({"find": "shown = predicted", "replace": "while True: pass"}, "HUNG"),
-])
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({}, "killed"),
+        ({"replace": "rows = 17"}, "SURVIVED"),
+        ({"replace": "rows = 17", "survives": "17 // 2 is 8"}, "survives"),
+        ({"survives": "no"}, "NOTICED"),
+        ({"fails": "few"}, "ELSEWHERE"),
+        ({"replace": "rows = sixteen"}, "BROKEN"),
+        ({"find": "shown = predicted", "replace": "while True: pass"}, "HUNG"),
+    ],
+)
 def test_verdicts(changes, word):
     entry = fault(**changes)
     changed, source, target = faults.fit_to_chapter(entry, FAULTY)
@@ -35,23 +56,30 @@ def test_verdicts(changes, word):
     assert faults.verdict(entry, target, outcome)[0] == word
 
 
-@pytest.mark.parametrize("changes, piece", [
-    ({"find": "rows"}, "times"),
-    ({"find": "none"}, "0 times"),
-    ({"fails": "none"}, "id-none, a tag that no cell"),
-    ({"replace": "rows = 16"}, "the same"),
-    ({"replace": "rows = ("}, "not Python"),
-    ({"replace": "rows = 8\nrows = 9"}, "one line"),
-    ({"fails": "sizes"}, "stands before"),
-    ({"rows": ["Z9"]}, "no row Z9"),
-    ({"chapter": "none"}, "no such chapter"),
-    ({}, ""),
-])
+@pytest.mark.parametrize(
+    "changes, piece",
+    [
+        ({"find": "rows"}, "times"),
+        ({"find": "none"}, "0 times"),
+        ({"fails": "none"}, "id-none, a tag that no cell"),
+        ({"replace": "rows = 16"}, "the same"),
+        ({"replace": "rows = ("}, "not Python"),
+        ({"replace": "rows = 8\nrows = 9"}, "one line"),
+        ({"fails": "sizes"}, "stands before"),
+        ({"rows": ["Z9"]}, "no row Z9"),
+        ({"chapter": "none"}, "no such chapter"),
+        ({}, ""),
+    ],
+)
 def test_misfits_are_seen(changes, piece):
     messages = list(faults.unfit_faults([fault(**changes)], {"99-bad": FAULTY}, {"A2"}))
     assert piece in messages[0] if piece else not messages
-    twice = "\n".join(faults.unfit_faults([fault(), fault(), fault(name="other")], {"99-bad": FAULTY}))
-    assert "two faults are called" in twice and "other plants the same mistake as 99-bad / " in twice
+    twice = "\n".join(
+        faults.unfit_faults([fault(), fault(), fault(name="other")], {"99-bad": FAULTY})
+    )
+    assert (
+        "two faults are called" in twice and "other plants the same mistake as 99-bad / " in twice
+    )
 
 
 @pytest.mark.parametrize("lacks", ["rows", "find", "replace"])
@@ -67,7 +95,11 @@ def test_the_command_ends_with_one(monkeypatch, capsys):
         monkeypatch.setattr(faults, "listed_faults", lambda book, entry=entry: [entry])
         assert faults.main([]) == status
     assert "To mend" in capsys.readouterr().out
-    monkeypatch.setattr(faults, "seconds_stored", lambda book, chapters: {"99-bad": {cell.index: 0.1 for cell in FAULTY.code}})
+    monkeypatch.setattr(
+        faults,
+        "seconds_stored",
+        lambda book, chapters: {"99-bad": {cell.index: 0.1 for cell in FAULTY.code}},
+    )
     both = [fault(), fault(name="other", replace="rows = 17")]
     monkeypatch.setattr(faults, "listed_faults", lambda book: both)
     assert faults.main(["--seconds", "60", "--seed", "3"]) == 1

@@ -1,4 +1,5 @@
 """What figures say is marked in their programs, carried in their drawings, and shown in every language."""
+
 import html
 import re
 import sys
@@ -27,7 +28,11 @@ def drawing(*parts):
 
 
 def texts(svg):
-    return ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter() if text.tag.endswith("text")]
+    return [
+        "".join(text.itertext())
+        for text in ElementTree.fromstring(svg).iter()
+        if text.tag.endswith("text")
+    ]
 
 
 def translated(svg, **known):
@@ -36,13 +41,17 @@ def translated(svg, **known):
 
 def test_words_say_whether_they_are_to_be_translated():
     for words in ("weights", f"{3:,} bytes", '<tspan fill="red">data</tspan>'):
-        with pytest.raises(TypeError, match=r"say\(…\) gives it to translators, kept\(…\) keeps it"):
+        with pytest.raises(
+            TypeError, match=r"say\(…\) gives it to translators, kept\(…\) keeps it"
+        ):
             kit.text(0, 0, words)
     with pytest.raises(TypeError, match="'model': say"):
         kit.say("along {axis}", axis="model")
     for words in (7, "7", "h", "16 × 4", kit.kept("data"), kit.strong("80 GB")):
         assert "data-message" not in kit.text(0, 0, words)
-    assert 'data-message="along {axis}"' in kit.text(0, 0, kit.say("along {axis}", axis=kit.kept("model")))
+    assert 'data-message="along {axis}"' in kit.text(
+        0, 0, kit.say("along {axis}", axis=kit.kept("model"))
+    )
 
 
 def test_no_program_writes_a_text_that_kit_does_not_see():
@@ -53,21 +62,29 @@ def test_no_program_writes_a_text_that_kit_does_not_see():
 def test_messages_are_carried_as_data_whatever_signs_they_have():
     said = kit.say('"a" < {b} & ‘c’', b=kit.kept("it's"))
     svg = drawing(kit.text(0, 0, said))
-    assert list(messages_in_drawing(svg)) == ['"a" < {b} & ‘c’'] and texts(svg) == ['"a" < it\'s & ‘c’']
-    assert translated(svg, **{'"a" < {b} & ‘c’': "{b} > ‘c’ & \"a\""}) == ["it's > ‘c’ & \"a\""]
+    assert list(messages_in_drawing(svg)) == ['"a" < {b} & ‘c’'] and texts(svg) == [
+        '"a" < it\'s & ‘c’'
+    ]
+    assert translated(svg, **{'"a" < {b} & ‘c’': '{b} > ‘c’ & "a"'}) == ['it\'s > ‘c’ & "a"']
 
 
 def test_values_may_be_messages_and_keep_their_colour_where_a_language_puts_them():
     axis = kit.kept('<tspan fill="blue">data</tspan>')
-    svg = drawing(kit.text(0, 0, kit.say("{what} along {axis}, now", what=kit.say("gather"), axis=axis)))
+    svg = drawing(
+        kit.text(0, 0, kit.say("{what} along {axis}, now", what=kit.say("gather"), axis=axis))
+    )
     assert list(messages_in_drawing(svg)) == ["{what} along {axis}, now", "gather"]
-    shown = Translator({"{what} along {axis}, now": "現沿 {axis} {what}", "gather": "彙集"}).output(svg)
+    shown = Translator({"{what} along {axis}, now": "現沿 {axis} {what}", "gather": "彙集"}).output(
+        svg
+    )
     assert '>現沿 <tspan fill="blue">data</tspan> 彙集</text>' in shown
 
 
 def test_what_is_bold_as_a_whole_stays_bold():
     title = kit.strong(kit.say("Data parallel"), 14)
-    svg = drawing(kit.text(0, 0, kit.say("{strategy}  {mesh}", strategy=title, mesh=kit.kept("data 8"))))
+    svg = drawing(
+        kit.text(0, 0, kit.say("{strategy}  {mesh}", strategy=title, mesh=kit.kept("data 8")))
+    )
     shown = Translator({"Data parallel": "資料平行"}).output(svg)
     assert '><tspan font-weight="600" font-size="14">資料平行</tspan>  data 8</text>' in shown
     with pytest.raises(TypeError, match="'all of 4' has values"):  # whose tags would be whose?
@@ -90,9 +107,13 @@ def test_a_made_up_language_reaches_every_message(path):
     svg = path.read_text("utf-8")
     assert {text for text in messages_in_drawing(svg) if has_words(PLACE.sub("", text))} <= known
     shown = Translator(told).output(svg)
-    for before, after in zip(*(re.findall(r"<text\b[^<>]*>.*?</text>", one) for one in (svg, shown)), strict=True):
+    for before, after in zip(
+        *(re.findall(r"<text\b[^<>]*>.*?</text>", one) for one in (svg, shown)), strict=True
+    ):
         was, now = (html.unescape(re.sub(r"<[^<>]+>", "", one)) for one in (before, after))
-        if any(has_words(PLACE.sub("", said)) for said in messages_in_drawing(f"<svg>{before}</svg>")):
+        if any(
+            has_words(PLACE.sub("", said)) for said in messages_in_drawing(f"<svg>{before}</svg>")
+        ):
             assert now != was and now.replace("⟦", "").replace("⟧", "") == was, was
         else:
             assert after == before
@@ -126,8 +147,13 @@ def test_an_edited_word_of_a_figure_is_stale_and_its_program_is_named(tmp_path):
 def test_a_line_more_than_the_figure_has_is_named(tmp_path):
     path = tmp_path / "figures.po"
     for told, findings in (("一張\\n記憶體", []), ("一張", []), ("一\\n張\\n記憶體", ["lines"])):
-        path.write_text(f'msgid ""\nmsgstr "Language: ja\\n"\n\nmsgid "memory\\nof one"\nmsgstr "{told}"\n', "utf-8")
-        found = report.check_catalogue(tmp_path, path, "figures", report.read_house(tmp_path / "none.toml"))
+        path.write_text(
+            f'msgid ""\nmsgstr "Language: ja\\n"\n\nmsgid "memory\\nof one"\nmsgstr "{told}"\n',
+            "utf-8",
+        )
+        found = report.check_catalogue(
+            tmp_path, path, "figures", report.read_house(tmp_path / "none.toml")
+        )
         assert [one.finding.check for one in found] == findings
 
 

@@ -1,4 +1,5 @@
 """Figures are what their programs draw; only those are drawn again whose inputs changed."""
+
 import json
 
 import pytest
@@ -85,7 +86,9 @@ def test_drawings_of_no_program_and_of_two_are_named(book):
 
 
 def test_a_program_that_fails_is_named_with_what_it_said(book):
-    (figures.folder_of(book) / "broken.py").write_text("def draw():\n    raise ValueError('no ink')\n")
+    (figures.folder_of(book) / "broken.py").write_text(
+        "def draw():\n    raise ValueError('no ink')\n"
+    )
     with pytest.raises(Problem, match=r"(?s)book/figures/broken\.py failed:.*no ink"):
         figures.write_figures(book, fresh=False)
 

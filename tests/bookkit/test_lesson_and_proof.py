@@ -1,6 +1,7 @@
 """A page in the form of the book goes through all that the site makes of it, in English and in
 ⟦a made-up language⟧: strips, folds, predictions, figures, tables, formulas, the list of claims.
 """
+
 import json
 import platform
 import re
@@ -148,7 +149,9 @@ def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("lesson")
     link_site(root)
     config = (ROOT / "_config.yml").read_text("utf-8")
-    config, count = re.subn(r"zh_TW: \{.*\}", f"{PSEUDO}: {{name: Brackets, path: {PSEUDO}/}}", config)
+    config, count = re.subn(
+        r"zh_TW: \{.*\}", f"{PSEUDO}: {{name: Brackets, path: {PSEUDO}/}}", config
+    )
     assert count == 1
     (root / "_config.yml").write_text(config, "utf-8")
     shutil.copyfile(ROOT / "conf.py", root / "conf.py")
@@ -232,8 +235,12 @@ def test_folds_are_called_by_their_titles(toy):
 def test_three_folds_in_a_row_lie_in_one_drawer(toy):
     page, said = toy
     [drawer] = page.select("details.drawer")
-    assert drawer.find("summary", recursive=False).text == said.format("Code that this page builds on, in 3 cells")
-    titles = [cell.select_one("summary p").text for cell in drawer.select(":scope > .cell > details")]
+    assert drawer.find("summary", recursive=False).text == said.format(
+        "Code that this page builds on, in 3 cells"
+    )
+    titles = [
+        cell.select_one("summary p").text for cell in drawer.select(":scope > .cell > details")
+    ]
     assert titles == [said.format(title) for title in ("North", "East", "South")]
     assert not drawer.select(".checked") and page.select(".tag_hide-cell > details")
 
@@ -303,8 +310,13 @@ def test_a_table_with_a_caption_has_a_number_and_an_anchor(toy):
 
 
 def test_anchors_are_the_first_words_of_the_first_sentence():
-    assert anchor_words("What each of the nine `products` moves. More.") == "what-each-of-the-nine-products"
-    assert anchor_words("Bytes: of A") == "bytes" and anchor_words("jax 0.12, here") == "jax-0-12-here"
+    assert (
+        anchor_words("What each of the nine `products` moves. More.")
+        == "what-each-of-the-nine-products"
+    )
+    assert (
+        anchor_words("Bytes: of A") == "bytes" and anchor_words("jax 0.12, here") == "jax-0-12-here"
+    )
 
 
 def test_ids_of_a_drawing_are_its_own_on_the_page():
@@ -326,7 +338,9 @@ def test_a_fold_of_code_alone_leaves_what_it_draws_in_view(toy):
     page, said = toy
     cell = page.select_one(".cell.tag_hide-input")
     assert said.format("Drawn") in cell.summary.text
-    assert "6.28" in cell.select_one(".cell_output").text and not cell.select("details .cell_output")
+    assert "6.28" in cell.select_one(".cell_output").text and not cell.select(
+        "details .cell_output"
+    )
 
 
 @pytest.mark.parametrize(
@@ -359,7 +373,10 @@ def test_every_claim_stands_on_one_page_and_in_a_file(book):
         wanted = [said.format(text) for text in ("compiled for CPU, two and two are four",
                                                  "compiled for TPU, the row says four")]  # fmt: skip
         assert [link.text for link in links] == wanted
-        assert [link["href"] for link in links] == ["03-toy.html#checked-four", "03-toy.html#checked-row"]
+        assert [link["href"] for link in links] == [
+            "03-toy.html#checked-four",
+            "03-toy.html#checked-row",
+        ]
         assert page.select_one('.toc a[href="#03-toy"]')
         site = book.root / "_build" / "html" / path
         found = json.loads((site / "claims.json").read_text("utf-8"))
@@ -449,7 +466,10 @@ def in_chromium(book, address):
     ("asked", "there"),
     [
         ("cut 8 times", "#uneven"),  # from its middle
-        ("SumError: it was refused, cut 16 times, but the size is 100 (of 7)", "#uneven"),  # pasted whole
+        (
+            "SumError: it was refused, cut 16 times, but the size is 100 (of 7)",
+            "#uneven",
+        ),  # pasted whole
         ("no such axis", "#wrong-axis"),
         ("such axis", ""),  # two words are found as Sphinx finds them
     ],

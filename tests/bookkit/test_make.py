@@ -100,8 +100,14 @@ def a_clone(folder):
     """What the Makefile needs before there is an environment."""
     for name in ("bookkit", "companion"):
         (folder / name).mkdir()
-    for name in ("Makefile", "requirements.txt", "pyproject.toml", "bookkit/pyproject.toml",
-                 "bookkit/find_python.sh", "companion/pyproject.toml"):
+    for name in (
+        "Makefile",
+        "requirements.txt",
+        "pyproject.toml",
+        "bookkit/pyproject.toml",
+        "bookkit/find_python.sh",
+        "companion/pyproject.toml",
+    ):
         shutil.copy(ROOT / name, folder / name)
 
 
@@ -128,7 +134,10 @@ def test_a_package_that_says_something_else_of_itself_is_installed_again(tmp_pat
     (venv / "bin" / "pip").chmod(0o755)
     shutil.copyfile(tmp_path / "requirements.txt", venv / ".requirements-installed")
     first, second = (make("venv", "VENV=venv", folder=tmp_path) for _ in range(2))
-    assert first.stdout == "pip install --quiet --no-deps -e . -e ./bookkit -e ./companion\n" and second.stdout == ""
+    assert (
+        first.stdout == "pip install --quiet --no-deps -e . -e ./bookkit -e ./companion\n"
+        and second.stdout == ""
+    )
     with (tmp_path / "bookkit" / "pyproject.toml").open("a") as file:
         file.write("# another dependency\n")
     assert make("venv", "VENV=venv", folder=tmp_path).stdout == first.stdout

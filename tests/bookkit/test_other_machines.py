@@ -16,12 +16,17 @@ from toy import ROOT
 
 # Of the book, two pages; the rest is workflows and scripts.
 
-WORKFLOWS = sorted(path for folder in ("workflows", "examples") for path in (ROOT / ".github" / folder).glob("*.yml"))
+WORKFLOWS = sorted(
+    path
+    for folder in ("workflows", "examples")
+    for path in (ROOT / ".github" / folder).glob("*.yml")
+)
 PREPARE = ROOT / ".github" / "actions" / "prepare" / "action.yml"
 OWN = "./"  # actions and workflows of this repository: the commit is the one that runs
 
 
 # `pytest --nbmake notebooks/` says what failed, and on what.
+
 
 def notebook(path, *cells):
     made = [nbformat.v4.new_markdown_cell("# A page"), *map(nbformat.v4.new_code_cell, cells)]
@@ -32,7 +37,11 @@ def notebook(path, *cells):
 def nbmake(folder, *arguments, **environment):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake", *arguments],
-        cwd=folder, env={**os.environ, **environment}, capture_output=True, encoding="utf-8")
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        encoding="utf-8",
+    )
     return done.returncode, done.stdout.split("the chapters on this installation")[-1]
 
 
@@ -90,8 +99,12 @@ def issue(tmp_path):
 
     def run(outcome, number):
         (tmp_path / "log").write_text("")
-        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OPEN": number,
-                       "LOG": str(tmp_path / "log")}
+        environment = {
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "OPEN": number,
+            "LOG": str(tmp_path / "log"),
+        }
         command = [ROOT / ".ci" / "issue", outcome, "Some links", tmp_path / "report.txt"]
         subprocess.run(command, env=environment, check=True)
         return (tmp_path / "log").read_text()
@@ -116,6 +129,7 @@ def test_a_pass_closes_the_open_issue_and_otherwise_does_nothing(issue):
 
 # Settings that other programs read.
 
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_pin_every_action_by_commit_and_ask_for_little(path):
     flow = yaml.safe_load(path.read_text("utf-8"))
@@ -130,7 +144,9 @@ def test_the_preamble_of_jobs_pins_its_actions_and_is_used_everywhere():
     for path in WORKFLOWS:
         text = path.read_text("utf-8")
         if path.parent.name == "workflows" and "setup-python" in text:
-            assert path.name == "release.yml", f"{path.name}: begin with {PREPARE.relative_to(ROOT)}"
+            assert path.name == "release.yml", (
+                f"{path.name}: begin with {PREPARE.relative_to(ROOT)}"
+            )
 
 
 def verify_uses(path):
@@ -167,12 +183,21 @@ def test_what_workflows_call_is_there():
 def steps_called(name):
     """The steps of .ci/run that a workflow calls, by job."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8"))["jobs"]
-    return {job: [word for step in about.get("steps", ()) for line in re.findall(r"\.ci/run ([a-z -]+)", step.get("run", ""))
-                  for word in line.split()] for job, about in jobs.items()}
+    return {
+        job: [
+            word
+            for step in about.get("steps", ())
+            for line in re.findall(r"\.ci/run ([a-z -]+)", step.get("run", ""))
+            for word in line.split()
+        ]
+        for job, about in jobs.items()
+    }
 
 
 def steps_of(*which):
-    done = subprocess.run([ROOT / ".ci" / "run", "--list", *which], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [ROOT / ".ci" / "run", "--list", *which], capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
@@ -186,13 +211,24 @@ def test_there_is_one_ci():
 
 def test_a_step_that_is_not_there_is_refused():
     done = subprocess.run([ROOT / ".ci" / "run", "lint", "tset"], capture_output=True, text=True)
-    assert done.returncode == 2 and "no step tset" in done.stderr and "lint" in done.stderr and not done.stdout
+    assert (
+        done.returncode == 2
+        and "no step tset" in done.stderr
+        and "lint" in done.stderr
+        and not done.stdout
+    )
 
 
 def test_what_is_published_is_what_ci_built():
-    flows = {name: yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8")) for name in ("ci.yml", "publish.yml")}
+    flows = {
+        name: yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8"))
+        for name in ("ci.yml", "publish.yml")
+    }
     publish = flows["ci.yml"]["jobs"]["publish"]
-    assert publish["uses"] == "./.github/workflows/publish.yml" and set(publish["needs"]) == {"book", "notebooks"}
+    assert publish["uses"] == "./.github/workflows/publish.yml" and set(publish["needs"]) == {
+        "book",
+        "notebooks",
+    }
     assert "github.ref == 'refs/heads/main'" in publish["if"] and "push" in publish["if"]
     assert list(flows["publish.yml"][True]) == ["workflow_call"]  # YAML reads `on` as true
     words = json.dumps(flows["publish.yml"])
@@ -206,20 +242,39 @@ def test_a_missing_program_is_named_with_its_package(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     need = [ROOT / ".ci" / "need", "no-such-program", "some-package"]
-    done = subprocess.run(need, cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True)
-    assert done.returncode == 1 and "no-such-program was not found" in done.stderr and "some-package" in done.stderr
+    done = subprocess.run(
+        need,
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 1
+        and "no-such-program was not found" in done.stderr
+        and "some-package" in done.stderr
+    )
     assert not (tmp_path / "called").exists()
     assert subprocess.run([ROOT / ".ci" / "need", "sh", "none"]).returncode == 0
 
 
 @pytest.mark.parametrize("works", [True, False])
 def test_root_installs_what_is_missing(tmp_path, works):
-    install = f"printf '#!/bin/sh\\n' > {tmp_path}/no-such-program && chmod +x {tmp_path}/no-such-program" if works else "exit 3"
-    for name, text in {"id": "echo 0", "apt-get": f'echo "$*" >> {tmp_path}/log\n[ "$1" = update ] || {{ {install}; }}'}.items():
+    install = (
+        f"printf '#!/bin/sh\\n' > {tmp_path}/no-such-program && chmod +x {tmp_path}/no-such-program"
+        if works
+        else "exit 3"
+    )
+    for name, text in {
+        "id": "echo 0",
+        "apt-get": f'echo "$*" >> {tmp_path}/log\n[ "$1" = update ] || {{ {install}; }}',
+    }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     need = [ROOT / ".ci" / "need", "no-such-program", "some-package"]
-    done = subprocess.run(need, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True)
+    done = subprocess.run(
+        need, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True
+    )
     assert (done.returncode == 0) == works, done.stderr
     assert "install -qy --no-install-recommends some-package" in (tmp_path / "log").read_text()
     assert works or "could not install the package some-package" in done.stderr
@@ -237,13 +292,18 @@ def test_the_hook_checks_what_is_staged_and_fetches_nothing(tmp_path):
         program.write_text('#!/bin/sh\necho "${0##*/} $*" >> calls\n')
         program.chmod(0o755)
     (tmp_path / "book").mkdir()
-    for name, called in (("code.py", []), ("book/01-a.md", ["bookkit sync --check", "bookkit lint book/01-a.md"])):
+    for name, called in (
+        ("code.py", []),
+        ("book/01-a.md", ["bookkit sync --check", "bookkit lint book/01-a.md"]),
+    ):
         (tmp_path / name).write_text("text")
         subprocess.run(["git", "add", name], cwd=tmp_path, check=True)
         (tmp_path / "calls").unlink(missing_ok=True)
         assert subprocess.run(hook, cwd=tmp_path).returncode == 0
         calls = (tmp_path / "calls").read_text().splitlines()
-        assert [call for call in calls if call.startswith("bookkit")] == called and "codespell " in calls
+        assert [
+            call for call in calls if call.startswith("bookkit")
+        ] == called and "codespell " in calls
     (tmp_path / ".venv" / "bin" / "codespell").write_text("#!/bin/sh\nexit 65\n")
     assert subprocess.run(hook, cwd=tmp_path).returncode == 65
 
@@ -262,8 +322,11 @@ def test_containers_and_binder_use_the_pinned_python():
 def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
     """mypy checks calls; an import at the top of a module would fail before any message."""
     for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("bookkit/src/**/*.py")]:
-        found = re.findall(r"^(?:import|from) (?:fcntl|resource|pwd|grp|pty|termios)\b",
-                           path.read_text("utf-8"), re.M)
+        found = re.findall(
+            r"^(?:import|from) (?:fcntl|resource|pwd|grp|pty|termios)\b",
+            path.read_text("utf-8"),
+            re.M,
+        )
         assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 

@@ -20,7 +20,12 @@ KEPT = {"00-intro", "01-mesh", "run"}
 def copied(folder, left_out=()):
     for path in address.text_files(ROOT):
         target = folder / path.relative_to(ROOT)
-        if target.suffix in (".md", ".ipynb", ".po") and {target.stem, target.parent.name} <= {*left_out, "book", "notebooks", "zh-TW"}:
+        if target.suffix in (".md", ".ipynb", ".po") and {target.stem, target.parent.name} <= {
+            *left_out,
+            "book",
+            "notebooks",
+            "zh-TW",
+        }:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
@@ -33,8 +38,14 @@ def original(tmp_path_factory):
     gone = {page.removeprefix("book/") for page in BOOK.pages} - KEPT
     folder = copied(tmp_path_factory.mktemp("original"), gone)
     lines = (folder / "_toc.yml").read_text("utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not line.strip().endswith(tuple(f"book/{name}" for name in gone))]
-    parts = [n for n, line in enumerate(kept) if "caption:" in line and "file:" not in "".join(kept[n + 2 : n + 3])]
+    kept = [
+        line for line in lines if not line.strip().endswith(tuple(f"book/{name}" for name in gone))
+    ]
+    parts = [
+        n
+        for n, line in enumerate(kept)
+        if "caption:" in line and "file:" not in "".join(kept[n + 2 : n + 3])
+    ]
     toc = "".join(line for n, line in enumerate(kept) if n not in parts and n - 1 not in parts)
     (folder / "_toc.yml").write_text(toc, "utf-8")
     address.sync.main([], folder)  # that notebooks are up to date is another test
@@ -107,9 +118,7 @@ def test_an_address_that_contains_the_old_one(copy):
 def test_on_github_pages_the_repository_follows_from_the_site(copy):
     address.main(["--site", SITE], copy)
     assert Book(copy).repo == REPO
-    assert (
-        address.sound_repo("", "https://me.github.io/") == "https://github.com/me/me.github.io"
-    )
+    assert address.sound_repo("", "https://me.github.io/") == "https://github.com/me/me.github.io"
 
 
 def test_a_release_is_named_everywhere(copy):
@@ -154,7 +163,10 @@ def test_a_bad_address_is_refused_and_nothing_is_written(copy, arguments, compla
         ("https://other.github.io/x/book/01-mesh.html", "does not begin with"),
         ("https://other.github.io/x/_static/colab-badge.svg", "does not begin with"),
         (f"meshscope @ git+{BOOK.repo}@v0", f"does not begin with meshscope @ {BOOK.site}wheels/"),
-        ("https://other.github.io/x/wheels/meshscope-0.1.0-py3-none-any.whl", "does not begin with"),
+        (
+            "https://other.github.io/x/wheels/meshscope-0.1.0-py3-none-any.whl",
+            "does not begin with",
+        ),
         ('SITE = "https://other.github.io/x/"', "does not begin with"),
     ],
 )
@@ -182,13 +194,17 @@ def test_another_repository_is_refused_and_told_what_to_run():
     said = str(refused.value)
     assert "someone/their-book would publish files that name " in said
     assert f"{BOOK.site} and {BOOK.repo}, which may be anyone's" in said
-    assert f"Run `make publish-as URL={SITE} REPO={REPO}`, commit what it changes, and push." in said
+    assert (
+        f"Run `make publish-as URL={SITE} REPO={REPO}`, commit what it changes, and push." in said
+    )
 
 
 def test_what_it_was_told_to_run_is_what_was_missing(copy):
     address.main(["--site", SITE, "--repo", REPO], copy)
     address.main(["--check", "--from", "someone/their-book"], copy)
-    with pytest.raises(Problem, match="publish-as URL=https://someone.github.io/fork/ REPO=.*/someone/fork`"):
+    with pytest.raises(
+        Problem, match="publish-as URL=https://someone.github.io/fork/ REPO=.*/someone/fork`"
+    ):
         address.main(["--check", "--from", "someone/fork"], copy)
 
 
@@ -201,7 +217,9 @@ def test_a_site_elsewhere_is_refused_unless_the_repository_says_that_it_is_its_o
 
 
 def test_the_site_of_an_owner(copy):
-    address.main(["--site", "https://me.github.io/", "--repo", "https://github.com/Me/me.github.io"], copy)
+    address.main(
+        ["--site", "https://me.github.io/", "--repo", "https://github.com/Me/me.github.io"], copy
+    )
     address.main(["--check", "--from", "Me/me.github.io"], copy)
 
 
@@ -226,14 +244,19 @@ def test_notebooks_of_a_tag_ask_for_the_wheel_that_is_served(copy, tmp_path_fact
     git(copy, "add", ".")
     git(copy, "commit", "-q", "-m", "one")
     check = ["--check", "--from", OWN]
-    with pytest.raises(Problem, match="notebooks of v1.0, which cannot be had: push that tag first"):
+    with pytest.raises(
+        Problem, match="notebooks of v1.0, which cannot be had: push that tag first"
+    ):
         address.main(check, copy)
     git(copy, "push", "-q", "origin", "HEAD:refs/tags/v1.0")
     address.main(check, copy)
     module = copy / "src" / "meshscope" / "_hlo.py"
     module.write_text(module.read_text("utf-8") + "\n# more\n", "utf-8")
     address.sync.main([], copy)
-    with pytest.raises(Problem, match=r"v1.0, whose setup cell asks for .*Run `make release-ref REF=…` with a new tag"):
+    with pytest.raises(
+        Problem,
+        match=r"v1.0, whose setup cell asks for .*Run `make release-ref REF=…` with a new tag",
+    ):
         address.main(check, copy)
 
 

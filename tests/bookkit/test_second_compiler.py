@@ -532,7 +532,9 @@ def test_the_matmuls_that_stand_between_the_lines_of_a_collective():
         [0, "all-gather", [16, 4], [0, 1]],  # one is a call of a library; an addition is no matmul
         [0, "all-reduce", [16], []],  # one line: the device waits for it
     ]
-    moved = SCHEDULED.replace("  %gather-done.1 = f32[4,16]{0,1} all-gather-done(%gather-start.1)\n", "")
+    moved = SCHEDULED.replace(
+        "  %gather-done.1 = f32[4,16]{0,1} all-gather-done(%gather-start.1)\n", ""
+    )
     assert schedule(moved)[0] == [0, "all-gather", [4, 16], [0, 1, 2]]  # never done
     assert schedule(SCHEDULED.replace(" while(%init)", " call(%init)")) == []
 

@@ -65,8 +65,13 @@ def test_shared_cells_hold_the_bytes_of_their_files(book):
 
 def test_the_index_lists_every_entry_of_every_group(book):
     def group(name, title, *entries):
-        cells = [f"## {heading}\n\n```{{code-cell}} ipython3\n:tags: [id-{slug}]\n\n1\n```" for heading, slug in entries]
-        (book.root / "book" / f"messages-{name}.md").write_text("\n\n".join([f"{FRONT}\n# {title}", *cells]) + "\n")
+        cells = [
+            f"## {heading}\n\n```{{code-cell}} ipython3\n:tags: [id-{slug}]\n\n1\n```"
+            for heading, slug in entries
+        ]
+        (book.root / "book" / f"messages-{name}.md").write_text(
+            "\n\n".join([f"{FRONT}\n# {title}", *cells]) + "\n"
+        )
 
     index = book.root / "book" / "messages.md"
     index.write_text(f"# All\n\nFirst.\n\n{LIST_BEGINS}gone\n{LIST_ENDS}\nLast.\n")
@@ -80,7 +85,9 @@ def test_the_index_lists_every_entry_of_every_group(book):
     b, a = (book.page_url(f"book/messages-{name}") for name in "ba")
     wanted = (f"## [About `b`]({b})\n\n- [`BError`]({b}#bad)\n- [`B … C`]({b}#c)\n\n"
               f"## [About a]({a})\n\n- [`AError … 8`]({a}#eight)")  # fmt: skip
-    assert index.read_text() == f"# All\n\nFirst.\n\n{LIST_BEGINS}\n{wanted}\n\n{LIST_ENDS}\nLast.\n"
+    assert (
+        index.read_text() == f"# All\n\nFirst.\n\n{LIST_BEGINS}\n{wanted}\n\n{LIST_ENDS}\nLast.\n"
+    )
     sync.main(["--check"], book.root)
     index.write_text(index.read_text().replace("BError", "Error"))
     with pytest.raises(Problem, match="Out of date: book/messages.md"):

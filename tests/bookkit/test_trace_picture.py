@@ -1,4 +1,5 @@
 """The timeline of chapter 4 is what the tool draws from the committed trace, and shows what it holds."""
+
 import gzip
 import json
 import re
@@ -10,8 +11,13 @@ from bookkit.model.book import Problem
 
 
 def op(name, start, length, device="0"):
-    return {"ph": "X", "name": name, "ts": start, "dur": length,
-            "args": {"hlo_op": name, "device_ordinal": device}}
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": start,
+        "dur": length,
+        "args": {"hlo_op": name, "device_ordinal": device},
+    }
 
 
 def test_picture_is_drawn_from_the_trace():
@@ -33,12 +39,23 @@ def test_no_paths_in_the_trace():
 
 def test_cut():
     """Instructions by device and kind; loops around them left out; neighbours joined."""
-    bars = cut([op("while.1", 100, 50), op("dot.2", 101, 10), op("fusion.3", 112, 10),
-                op("all-gather.4", 130, 20), op("dot.9", 135, 4, "1"),
-                {"ph": "X", "name": "PjitFunction(f)", "ts": 90, "dur": 30},
-                {"ph": "X", "name": "$/home/me/x.py:7 f", "ts": 91, "dur": 3}])
-    assert bars == [Bar("0", "compute", 11, 21), Bar("0", "all-gather", 40, 20),
-                    Bar("1", "compute", 45, 4), Bar("Python", "call", 0, 30)]
+    bars = cut(
+        [
+            op("while.1", 100, 50),
+            op("dot.2", 101, 10),
+            op("fusion.3", 112, 10),
+            op("all-gather.4", 130, 20),
+            op("dot.9", 135, 4, "1"),
+            {"ph": "X", "name": "PjitFunction(f)", "ts": 90, "dur": 30},
+            {"ph": "X", "name": "$/home/me/x.py:7 f", "ts": 91, "dur": 3},
+        ]
+    )
+    assert bars == [
+        Bar("0", "compute", 11, 21),
+        Bar("0", "all-gather", 40, 20),
+        Bar("1", "compute", 45, 4),
+        Bar("Python", "call", 0, 30),
+    ]
 
 
 def test_nothing_recorded():

@@ -113,7 +113,6 @@ def test_fuzzy_messages_fall_back_to_english(tmp_path):
     assert Catalogue(path).states("abcd") == dict.fromkeys("abcd", "translated")  # no words
 
 
-
 def catalogue(path, entries):
     """A catalogue file with (English, translation, flag) entries."""
     lines = ['msgid ""', 'msgstr "Content-Type: text/plain; charset=utf-8\\n"', ""]
@@ -159,17 +158,23 @@ def test_a_notebook_that_is_partly_in_english_says_so_once_at_its_top(tmp_path):
     book = Book()
     page, chinese = book.chapters[0], book.language("zh-TW")
     badge = f"[![Open in Colab]({book.site}_static/colab-badge.svg)]({book.colab_url(page)}) [Read this chapter on the site]({book.page_url(page)})"
-    english = nbformat.v4.new_notebook(cells=[
-        nbformat.v4.new_markdown_cell(f"# A claim\n\n{badge}\n\nA paragraph that nobody translated.\n\nsame"),
-        nbformat.v4.new_markdown_cell("Another one.\n\n- item"),
-    ])
+    english = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_markdown_cell(
+                f"# A claim\n\n{badge}\n\nA paragraph that nobody translated.\n\nsame"
+            ),
+            nbformat.v4.new_markdown_cell("Another one.\n\n- item"),
+        ]
+    )
     known = Translation(catalogue(tmp_path / "x.po", MESSAGES.items()), {ENGLISH_LEFT: "未譯完"})
     made = translate_notebook(english, book, page, chinese, known)
     assert re.sub(r"\[!.*", "BADGE", made.cells[0].source) == (
         "# 主張\n\nBADGE\n\n<small>未譯完</small>\n\nA paragraph that nobody translated.\n\n相同"
     )
     assert made.cells[1].source == "Another one.\n\n- 項目"
-    whole = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f"# A claim\n\n{badge}\n\nsame")])
+    whole = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell(f"# A claim\n\n{badge}\n\nsame")]
+    )
     assert "未譯完" not in translate_notebook(whole, book, page, chinese, known).cells[0].source
 
 
@@ -192,8 +197,18 @@ Inside.
 
 </details>
 """
-    messages = {"Answer": "答案", "item": "項目", "In <code>x</code>,   of two lines": "在 <code>x</code> 裡"}
-    assert messages_in_markdown(text) == ["Answer", "item", "a list", "In <code>x</code>,   of two lines", "Inside."]
+    messages = {
+        "Answer": "答案",
+        "item": "項目",
+        "In <code>x</code>,   of two lines": "在 <code>x</code> 裡",
+    }
+    assert messages_in_markdown(text) == [
+        "Answer",
+        "item",
+        "a list",
+        "In <code>x</code>,   of two lines",
+        "Inside.",
+    ]
     assert summaries(text) == ["Answer", "In <code>x</code>,   of two lines"]
     made = translate_markdown(text, messages)
     assert made == text.replace("Answer", "答案").replace("item", "項目").replace(

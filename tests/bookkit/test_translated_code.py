@@ -1,4 +1,5 @@
 """Comments and drawings in other languages: the code is the same, and every message is found."""
+
 import html
 import json
 from xml.etree import ElementTree
@@ -48,7 +49,9 @@ def test_a_translated_cell_has_the_same_syntax_tree(name):
 def test_every_comment_has_a_message(name):
     known = set(texts(name))
     for cell in cells(name):
-        known |= {CHECKED + cell.claim} if cell.claim else set()  # in the catalogue of the page's text
+        known |= (
+            {CHECKED + cell.claim} if cell.claim else set()
+        )  # in the catalogue of the page's text
         for comment in comments(cell.source):
             assert comment.text in known, f"{cell.where}: {comment.text}"
 
@@ -71,7 +74,11 @@ y = 1  # noqa: E501
 #
 '''
     assert [comment.text for comment in comments(code)] == [
-        "Setup: versions", "one line\nand another", "at the end", "it's here", "indented\n  more",
+        "Setup: versions",
+        "one line\nand another",
+        "at the end",
+        "it's here",
+        "indented\n  more",
     ]
     messages = {
         "Setup: versions": "設定：版本",
@@ -111,7 +118,10 @@ def test_a_figure_that_meshscope_drew_is_shown_in_chinese():
     svg = (ROOT / "book" / "figures" / "drawing_explained.svg").read_text("utf-8")
     english, chinese = BOOK.languages[0], BOOK.language("zh_TW")
     assert in_language(BOOK, english, svg) == svg
-    shown = ["".join(text.itertext()) for text in ElementTree.fromstring(in_language(BOOK, chinese, svg)).iter()]
+    shown = [
+        "".join(text.itertext())
+        for text in ElementTree.fromstring(in_language(BOOK, chinese, svg)).iter()
+    ]
     assert {"沿 data(2) 各有副本", "每個裝置：8×4"} < {*shown}
 
 
@@ -131,29 +141,41 @@ def test_a_drawing_is_translated_and_keeps_names_and_numbers():
                                  "parts": ["copied over {axes}", {"axes": "c(2)"}]}]  # fmt: skip
     values = {"title": "pixels of a batch", "array": "float32[8,16] P('a', None)", "parts": parts}
     says = "pixels of a batch, float32[8,16] P('a', None): dimension 1 of size 16 whole; copied over c(2)"
-    kept = " data-message=\"{title}, {array}: {parts}\" data-values='" + html.escape(json.dumps(values)) + "'>"
-    copied = "<text data-message=\"copied over {axes}\" data-values='{\"axes\":\"c(2)\"}'>"
+    kept = (
+        ' data-message="{title}, {array}: {parts}" data-values=\''
+        + html.escape(json.dumps(values))
+        + "'>"
+    )
+    copied = '<text data-message="copied over {axes}" data-values=\'{"axes":"c(2)"}\'>'
     colour = '<tspan fill="red">c</tspan>(2)'
     svg = (f'<svg role="img" aria-label="{html.escape(says)}"{kept}<text x="1">pixels of a batch</text>'
            f"{copied}copied over {colour}</text><text>each device: 2×16</text></svg>")  # fmt: skip
-    assert translator.output(f"<p>each device: 1</p>{svg}") == (
-        '<p>each device: 1</p><svg role="img" aria-label="pixels of a batch，float32[8,16] '
-        f'P(&#x27;a&#x27;, None)：第 1 維大小 16，不切；沿 c(2) 複製"{kept}<text x="1">pixels of a batch</text>'
-        f"{copied}沿 {colour} 複製</text><text>each device: 2×16</text></svg>"  # the last has no data: not ours
+    assert (
+        translator.output(f"<p>each device: 1</p>{svg}")
+        == (
+            '<p>each device: 1</p><svg role="img" aria-label="pixels of a batch，float32[8,16] '
+            f'P(&#x27;a&#x27;, None)：第 1 維大小 16，不切；沿 c(2) 複製"{kept}<text x="1">pixels of a batch</text>'
+            f"{copied}沿 {colour} 複製</text><text>each device: 2×16</text></svg>"  # the last has no data: not ours
+        )
     )
 
 
 def test_a_table_is_translated_by_its_data_and_its_other_cells_stay():
-    translator = Translator({"{part}, {parts}": "{part}，{parts}", "sharded": "已切分", "{count} copies": "{count} 份"})
+    translator = Translator(
+        {"{part}, {parts}": "{part}，{parts}", "sharded": "已切分", "{count} copies": "{count} 份"}
+    )
     values = '{"part":["sharded",{}],"parts":["{count} copies",{"count":"4"}]}'
     cell = f"<td data-message=\"{{part}}, {{parts}}\" data-values='{values}'>"
     table = f"<table><tr>{cell}sharded, 4 copies</td><td>sharded</td></tr></table>"
-    assert translator.output(table) == f"<table><tr>{cell}已切分，4 份</td><td>sharded</td></tr></table>"
+    assert (
+        translator.output(table)
+        == f"<table><tr>{cell}已切分，4 份</td><td>sharded</td></tr></table>"
+    )
 
 
 def test_a_text_that_is_not_what_its_data_say_stays():
     translator = Translator({"copied over {axes}": "沿 {axes} 複製"})
-    svg = "<svg><text data-message=\"copied over {axes}\" data-values='{\"axes\":\"c\"}'>changed</text></svg>"
+    svg = '<svg><text data-message="copied over {axes}" data-values=\'{"axes":"c"}\'>changed</text></svg>'
     assert translator.output(svg) == svg
 
 

@@ -2,6 +2,7 @@
 
 A real catalogue is copied, one message is broken in one way, and the check must name it.
 """
+
 import functools
 import re
 import shutil
@@ -60,7 +61,9 @@ def test_gettext_accepts_every_catalogue(language):  # with msgfmt -c too, where
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda one: one.code)
 def test_what_is_excepted_is_of_a_catalogue_that_there_is(language):
     folder = catalogues.catalogue_folder(BOOK, language)
-    for known in read_house(folder.parent / "terms.toml").exceptions:  # each is asked for with its page
+    for known in read_house(
+        folder.parent / "terms.toml"
+    ).exceptions:  # each is asked for with its page
         assert (folder / f"{known['page']}.po").exists(), known
 
 
@@ -105,7 +108,10 @@ def finished(book, kind):
     What the book said once comes last: whatever is being rewritten, there are messages to break.
     """
     folder = catalogues.catalogue_folder(book, LANGUAGES[0])
-    names = {path: path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.po"))}
+    names = {
+        path: path.relative_to(folder).with_suffix("").as_posix()
+        for path in sorted(folder.rglob("*.po"))
+    }
     memory = catalogues.memory_path(book, LANGUAGES[0])
     for path, name in {**names, memory: "book/once" if kind == "text" else "code/once"}.items():
         if path.exists() and (kind == "text") == is_markdown(name):
@@ -130,8 +136,22 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "a link dropped": (r"\[([^\]]+)\]\(http[^)]+\)", r"\1", "text", "link", "lacks http", ""),
     "a link's address": (r"\]\(https?://", "](https://x.", "text", "link", "lacks http", ""),
     "a number changed": (r"\b2026\b", "2025", "text", "number", "2026", "2026"),
-    "a small number": (r"(?<= )8(?= 個裝置)", "7", "text", "number", "7 is not in", "eight devices"),
-    "a word's number": (r"(?<= )8(?= 個裝置)", "幾", "text", "number", "says 8 in words", "^[^8]*eight devices[^8]*$"),
+    "a small number": (
+        r"(?<= )8(?= 個裝置)",
+        "7",
+        "text",
+        "number",
+        "7 is not in",
+        "eight devices",
+    ),
+    "a word's number": (
+        r"(?<= )8(?= 個裝置)",
+        "幾",
+        "text",
+        "number",
+        "says 8 in words",
+        "^[^8]*eight devices[^8]*$",
+    ),
     "a code span changed": (CODE_SPAN, "`other`", "text", "code", "has other", ""),
     "a code span lost": (CODE_SPAN, "它", "text", "code", "lacks", ""),
     "a formula changed": (r"\$n\$", "$m$", "text", "formula", "lacks n", ""),
@@ -141,7 +161,14 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "a placeholder renamed": (r"\{axes\}", "{軸}", "code", "placeholder", "lacks {axes}", ""),
     "a placeholder lost": (r"\{\w+\}", "某", "code", "placeholder", "lacks {", ""),
     "emphasis lost": (r"\*\*([^*]+)\*\*", r"\1", "text", "emphasis", "renders 0 times", ""),
-    "emphasis that does not render": (r"\*\*([^*。：？！`]+)\*\*(?=[\u4e00-\u9fff])", r"**\1。**", "text", "emphasis", "put 。 outside", ""),
+    "emphasis that does not render": (
+        r"\*\*([^*。：？！`]+)\*\*(?=[\u4e00-\u9fff])",
+        r"**\1。**",
+        "text",
+        "emphasis",
+        "put 。 outside",
+        "",
+    ),
     "a tag": (r"(?<=[\u4e00-\u9fff])，", "<b>，", "text", "HTML", "has <b>", ""),
     "a heading made": (r"^(?=[\u4e00-\u9fff])", "# ", "text", "Markdown", "heading_open", ""),
     "a list made": (r"^(?=[\u4e00-\u9fff])", "1. ", "text", "Markdown", "ordered_list_open", ""),
@@ -150,15 +177,71 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "a simplified sign": ("[個]", "个", "text", "term", "个 is no sign", ""),
     "a simplified sign that Big5 has": ("與", "与", "text", "term", "与 is no sign", ""),
     "a mainland word in a comment": ("裝置", "設備", "code", "term", "device is 裝置", ""),
-    "no space at code": (rf"(?<=[\u4e00-\u9fff]) (?={CODE_SPAN})", "", "text", "punctuation", "put a space between", ""),
-    "no space at digits": (r"(?<=[\u4e00-\u9fff]) (?=\d)", "", "text", "punctuation", "put a space between", ""),
-    "a space at a Chinese link": (r"(?<=[\u4e00-\u9fff])(?=\[第 1 章\])", " ", "text", "punctuation", "those of a link included", ""),
-    "no space at an English link": (r"(?<=[\u4e00-\u9fff]) (?=\[Megatron)", "", "text", "punctuation", "put a space between", ""),
-    "a space in Chinese": (r"(?<=裝)(?=置)", " ", "text", "punctuation", "no space between Chinese", ""),
+    "no space at code": (
+        rf"(?<=[\u4e00-\u9fff]) (?={CODE_SPAN})",
+        "",
+        "text",
+        "punctuation",
+        "put a space between",
+        "",
+    ),
+    "no space at digits": (
+        r"(?<=[\u4e00-\u9fff]) (?=\d)",
+        "",
+        "text",
+        "punctuation",
+        "put a space between",
+        "",
+    ),
+    "a space at a Chinese link": (
+        r"(?<=[\u4e00-\u9fff])(?=\[第 1 章\])",
+        " ",
+        "text",
+        "punctuation",
+        "those of a link included",
+        "",
+    ),
+    "no space at an English link": (
+        r"(?<=[\u4e00-\u9fff]) (?=\[Megatron)",
+        "",
+        "text",
+        "punctuation",
+        "put a space between",
+        "",
+    ),
+    "a space in Chinese": (
+        r"(?<=裝)(?=置)",
+        " ",
+        "text",
+        "punctuation",
+        "no space between Chinese",
+        "",
+    ),
     "a space after a comma": ("，", "， ", "text", "punctuation", "no space beside", ""),
-    "a half-width comma": ("，(?=[\u4e00-\u9fff])", ",", "text", "punctuation", "write ，；：！？", ""),
-    "a half-width colon": ("：(?=[\u4e00-\u9fff])", ": ", "text", "punctuation", "write ，；：！？", ""),
-    "a half-width full stop": ("(?<=[\u4e00-\u9fff])。$", ".", "text", "punctuation", "write 。", ""),
+    "a half-width comma": (
+        "，(?=[\u4e00-\u9fff])",
+        ",",
+        "text",
+        "punctuation",
+        "write ，；：！？",
+        "",
+    ),
+    "a half-width colon": (
+        "：(?=[\u4e00-\u9fff])",
+        ": ",
+        "text",
+        "punctuation",
+        "write ，；：！？",
+        "",
+    ),
+    "a half-width full stop": (
+        "(?<=[\u4e00-\u9fff])。$",
+        ".",
+        "text",
+        "punctuation",
+        "write 。",
+        "",
+    ),
     "half-width parentheses": (r"（([^（）]*)）", r"(\1)", "text", "punctuation", "write （）", ""),
     "one parenthesis": ("）", "", "text", "punctuation", "（） do not come in pairs", ""),
     "other quotes": (r"「([^「」]*)」", r"“\1”", "text", "punctuation", "quote with 「」", ""),
@@ -166,7 +249,14 @@ BREAKS = {  # how: (what, by what, catalogues, check, what it says, in which Eng
     "no space before a unit": (r"(?<=\d) (?=GB)", "", "text", "punctuation", "before the unit", ""),
     "half an ellipsis": ("，", "…", "text", "punctuation", "ellipsis", ""),
     "half a dash": ("，", "—", "text", "punctuation", "dash", ""),
-    "a heading with a full stop": (r"(?<=[\u4e00-\u9fff])$", "。", "text", "punctuation", "no full stop", r"[a-z]$"),
+    "a heading with a full stop": (
+        r"(?<=[\u4e00-\u9fff])$",
+        "。",
+        "text",
+        "punctuation",
+        "no full stop",
+        r"[a-z]$",
+    ),
 }
 
 
@@ -175,16 +265,25 @@ def test_breaking_a_message_is_seen(tmp_path, how):
     old, new, kind, check, says, english = BREAKS[how]
     name, entry, text = change(BOOK, old, new, kind, english)
     path = catalogues.catalogue_folder(Book(tmp_path), LANGUAGES[0]) / f"{name}.po"
-    catalogues.write_catalogue(path, [polib.POEntry(msgid=entry.msgid, msgstr=text)], "Broken: 中文", "zh_TW")
+    catalogues.write_catalogue(
+        path, [polib.POEntry(msgid=entry.msgid, msgstr=text)], "Broken: 中文", "zh_TW"
+    )
     found = list(check_catalogue(tmp_path, path, name, HOUSE))
-    hits = [one for one in found if (one.finding.check, one.translated) == (check, text) and says in one.finding.what]
+    hits = [
+        one
+        for one in found
+        if (one.finding.check, one.translated) == (check, text) and says in one.finding.what
+    ]
     assert hits, (text, "\n".join(map(str, found)))
     assert re.match(rf"locale/zh_TW/LC_MESSAGES/{name}\.po:\d+: {check}: ", str(hits[0]))
 
 
 def test_english_beside_a_term_is_asked_for():
     terms = (Term("網格", "mesh", (), "", True), Term("軸", "axis", (), "", False))
-    with_it, without = ["網格（mesh）有名字。", "網格。", "網格。"], ["一個網格。", "網格。", "網格。"]
+    with_it, without = (
+        ["網格（mesh）有名字。", "網格。", "網格。"],
+        ["一個網格。", "網格。", "網格。"],
+    )
     assert not list(without_english(terms, with_it, with_it))
     assert not list(without_english(terms, without, ["網格軸（mesh axis）", *without]))
     assert not list(without_english(terms, without[:2], without[:2]))
@@ -216,7 +315,10 @@ def small(root, *translations):
     path = root / "locale" / "zh_TW" / "LC_MESSAGES" / "book" / "01-mesh.po"
     path.parent.mkdir(parents=True, exist_ok=True)
     (root / "locale" / "zh_TW" / "terms.toml").write_text(TERMS, "utf-8")
-    entries = [polib.POEntry(msgid=f"Sentence {chr(97 + n)}.", msgstr=new) for n, new in enumerate(translations)]
+    entries = [
+        polib.POEntry(msgid=f"Sentence {chr(97 + n)}.", msgstr=new)
+        for n, new in enumerate(translations)
+    ]
     catalogues.write_catalogue(path, entries, "Toy: 中文", "zh_TW")
     return Book(root)
 
@@ -278,22 +380,53 @@ def test_a_wrong_form_is_told_from_what_is_like_it(english, wrong, right):
 # Numbers.
 
 
-@pytest.mark.parametrize("english, translated", [
-    ("eight devices", "8 個裝置"), ("eight devices", "八個裝置"), ("four billion", "四十億"), ("4 billion", "40 億"),
-    ("1.46 million", "146 萬"), ("4.3 billion", "43 億"),
-    ("twice", "2 倍"), ("an eighth", "八分之一"), ("an eighth", "1/8"), ("half of 16", "16 的一半"), ("twenty-five", "25"),
-    ("a hundred and twenty-eight", "128"), ("12,345 bytes", "12345 位元組"), ("8,16", "8、16"), ("in 0.12.1", "0.12.1 版"),
-    ("November 2026", "2026 年 11 月"), ("ten thousand", "一萬"), ("two rows, four columns", "兩列、4 行"), ("sixes", "6"),
-    ("3 thousand", "3 千"), ("one trillion parameters", "one trillion parameters"),
-])
+@pytest.mark.parametrize(
+    "english, translated",
+    [
+        ("eight devices", "8 個裝置"),
+        ("eight devices", "八個裝置"),
+        ("four billion", "四十億"),
+        ("4 billion", "40 億"),
+        ("1.46 million", "146 萬"),
+        ("4.3 billion", "43 億"),
+        ("twice", "2 倍"),
+        ("an eighth", "八分之一"),
+        ("an eighth", "1/8"),
+        ("half of 16", "16 的一半"),
+        ("twenty-five", "25"),
+        ("a hundred and twenty-eight", "128"),
+        ("12,345 bytes", "12345 位元組"),
+        ("8,16", "8、16"),
+        ("in 0.12.1", "0.12.1 版"),
+        ("November 2026", "2026 年 11 月"),
+        ("ten thousand", "一萬"),
+        ("two rows, four columns", "兩列、4 行"),
+        ("sixes", "6"),
+        ("3 thousand", "3 千"),
+        ("one trillion parameters", "one trillion parameters"),
+    ],
+)
 def test_the_same_number_in_digits_and_words(english, translated):
     assert not list(unlike_english(english, translated))
 
 
-@pytest.mark.parametrize("english, translated", [
-    ("8 devices", "7 個裝置"), ("8 devices", "裝置"), ("devices", "8 個裝置"), ("four billion", "四億"), ("4 billion", "4 億"), ("4.3 billion", "44 億"),
-    ("eight devices", "四個裝置"), ("2×4", "2×2"), ("12,345", "1234"), ("0.12.1", "0.12"), ("half", "3 倍"), ("8 and 8", "8"),
-])
+@pytest.mark.parametrize(
+    "english, translated",
+    [
+        ("8 devices", "7 個裝置"),
+        ("8 devices", "裝置"),
+        ("devices", "8 個裝置"),
+        ("four billion", "四億"),
+        ("4 billion", "4 億"),
+        ("4.3 billion", "44 億"),
+        ("eight devices", "四個裝置"),
+        ("2×4", "2×2"),
+        ("12,345", "1234"),
+        ("0.12.1", "0.12"),
+        ("half", "3 倍"),
+        ("8 and 8", "8"),
+    ],
+)
 def test_another_number_is_seen(english, translated):
     assert [one for one in unlike_english(english, translated) if one.check == "number"]
 
@@ -301,7 +434,10 @@ def test_another_number_is_seen(english, translated):
 def test_how_numbers_are_read():
     assert dict(english_numbers("four hundred and two, 3 million").words) == {"402": 1}
     assert dict(english_numbers("3 million, 8,16").digits) == {"3000000": 1, "8": 1, "16": 1}
-    assert translated_numbers("四十億").words["4000000000"] and translated_numbers("二〇二六").words["2026"]
+    assert (
+        translated_numbers("四十億").words["4000000000"]
+        and translated_numbers("二〇二六").words["2026"]
+    )
     assert dict(translated_numbers("40 億與 3").digits) == {"4000000000": 1, "3": 1}
 
 
@@ -319,7 +455,10 @@ def punctuation(text, markdown=True):
     return [one.what.partition("”: ")[2] for one in found]
 
 
-HAN_HAN, HAN_LATIN = "no space between Chinese signs, those of a link included", "put a space between Chinese and Latin, code or formulas"
+HAN_HAN, HAN_LATIN = (
+    "no space between Chinese signs, those of a link included",
+    "put a space between Chinese and Latin, code or formulas",
+)
 COLON, HALF = "write ：； in Chinese", "write ，；：！？ in Chinese"
 
 
@@ -389,14 +528,20 @@ def edited(tmp_path_factory):
     """A translated book with edits that `make po` has not seen; its messages, collected by Sphinx."""
     root = tmp_path_factory.mktemp("edited")
     shutil.copyfile(ROOT / "_config.yml", root / "_config.yml")
-    (root / "_toc.yml").write_text("format: jb-book\nroot: book/01-mesh\nchapters: [file: book/02-variables]\n")
+    (root / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/01-mesh\nchapters: [file: book/02-variables]\n"
+    )
     for name in ("site", "src", "bookkit", "conf.py", ".github"):
         (root / name).symlink_to(ROOT / name)
     (root / "book").mkdir()
     book = Book(root)
-    paragraphs = "\n\n".join(f"Paragraph {n} says what it says, and that it was written in 2026." for n in range(20))
+    paragraphs = "\n\n".join(
+        f"Paragraph {n} says what it says, and that it was written in 2026." for n in range(20)
+    )
     old = "So a mesh is two things, devices and names."
-    book.source("book/01-mesh").write_text(f"{FRONT}\n# A mesh\n\n{paragraphs}\n\n{old}\n\nThe end.\n", "utf-8")
+    book.source("book/01-mesh").write_text(
+        f"{FRONT}\n# A mesh\n\n{paragraphs}\n\n{old}\n\nThe end.\n", "utf-8"
+    )
     book.source("book/02-variables").write_text("# Variables\n\nNothing yet.\n", "utf-8")
     po.main([], root)
     for path in root.rglob("*.po"):  # as if Chinese were English: what it says is all there
@@ -406,13 +551,18 @@ def edited(tmp_path_factory):
         catalogue.save(str(path))
     path = book.source("book/01-mesh")
     text = path.read_text("utf-8")
-    path.write_text(text.replace(old, f"{old} This was added.\n\nThis paragraph did not stand here before."), "utf-8")
+    path.write_text(
+        text.replace(old, f"{old} This was added.\n\nThis paragraph did not stand here before."),
+        "utf-8",
+    )
     return book, po.every_message(book), path.read_text("utf-8")
 
 
 def test_only_a_page_that_changed_is_taken_apart_again(edited):
     trees = edited[0].root / "_build" / "gettext" / "doctrees" / "book"
-    other, own = ((trees / f"{name}.doctree").stat().st_mtime_ns for name in ("02-variables", "01-mesh"))
+    other, own = (
+        (trees / f"{name}.doctree").stat().st_mtime_ns for name in ("02-variables", "01-mesh")
+    )
     assert other < edited[0].source("book/01-mesh").stat().st_mtime_ns <= own
 
 
@@ -439,12 +589,25 @@ def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys)
     book, messages, text = edited
     status, out, err = report(edited, monkeypatch, capsys, "--list")
     assert status == 0, err  # it is a report
-    assert "not complete" in out and re.search(r"\| book/01-mesh +\| +\d+ \| +1 \| +1 \|.*\| +9\d \|", out), out
+    assert "not complete" in out and re.search(
+        r"\| book/01-mesh +\| +\d+ \| +1 \| +1 \|.*\| +9\d \|", out
+    ), out
     line = 1 + text[: text.index("This paragraph did not stand")].count("\n")
     assert f"book/01-mesh.md:{line}: missing: This paragraph" in out
-    assert f"book/01-mesh.md:{line - 2}: stale: So a mesh is two things" in out and "`make po` brings it" in out
+    assert (
+        f"book/01-mesh.md:{line - 2}: stale: So a mesh is two things" in out
+        and "`make po` brings it" in out
+    )
 
-    monkeypatch.setattr(po, "page_messages", lambda book: {name: found for name, found in messages.items() if not name.startswith(("code/", "drawings"))})
+    monkeypatch.setattr(
+        po,
+        "page_messages",
+        lambda book: {
+            name: found
+            for name, found in messages.items()
+            if not name.startswith(("code/", "drawings"))
+        },
+    )
     po.main([], book.root)
     files = sorted(book.root.rglob("*.po"))
     before = [path.read_bytes() for path in files]
@@ -453,8 +616,14 @@ def test_an_edit_is_listed_before_make_po_and_after(edited, monkeypatch, capsys)
     capsys.readouterr()
     status, out, err = report(edited, monkeypatch, capsys, "--list")
     assert status == 0, err
-    assert re.search(r"stale: So a mesh is two things.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M), out
-    assert re.search(r"missing: This paragraph.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M)
+    assert re.search(
+        r"stale: So a mesh is two things.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$",
+        out,
+        re.M,
+    ), out
+    assert re.search(
+        r"missing: This paragraph.*\n    locale/zh_TW/LC_MESSAGES/book/01-mesh.po:\d+$", out, re.M
+    )
 
 
 def test_only_a_release_asks_for_all_messages(edited, monkeypatch, capsys):
@@ -485,10 +654,15 @@ def test_without_msgfmt_it_says_so_or_fails(edited, monkeypatch, capsys):
 def test_a_page_that_waits_may_lack_what_only_a_whole_page_can_have(tmp_path):
     book = small(tmp_path, "網格。", "一個網格。", "網格有名字。")
     said = " ".join(map(str, check_language(book, LANGUAGES[0])))
-    assert "nothing is excepted any more" in said and "網格, 3 times on the page, and never with its English" in said
+    assert (
+        "nothing is excepted any more" in said
+        and "網格, 3 times on the page, and never with its English" in said
+    )
     book = small(tmp_path, "網格。", "一個網格。", "網格有名字。", "")
     assert not check_language(book, LANGUAGES[0])
-    assert check_language(small(tmp_path, "3 个裝置。", ""), LANGUAGES[0])  # each message is still looked at
+    assert check_language(
+        small(tmp_path, "3 个裝置。", ""), LANGUAGES[0]
+    )  # each message is still looked at
 
 
 # Claims and folds.
@@ -524,12 +698,23 @@ def test_claims_and_summaries_stand_in_their_places(tmp_path):
     found = messages_of_page(book, "book/01-mesh", ["T", "Before.", "Inside.", "After."])
     in_place = ["T", "Before.", "Answer, in `code`", "Inside.", "all is `well`", "After."]
     assert [message.text for message in found] == in_place
-    assert found[4].comment == "What the code of a folded cell proves." and "fold" in found[2].comment
-    assert [one.text for one in messages_of_page(book, "book/01-mesh", in_place)] == in_place  # Sphinx had them
+    assert (
+        found[4].comment == "What the code of a folded cell proves." and "fold" in found[2].comment
+    )
+    assert [
+        one.text for one in messages_of_page(book, "book/01-mesh", in_place)
+    ] == in_place  # Sphinx had them
     assert messages_of_page(book, "book/01-mesh", in_place)[4].comment
 
 
 def test_the_line_of_a_message():
     source = "# Title\n\nOne line\nand another.\n\n> [!NOTE]\n> **Bold** words.\n\n| a | cell |\n|---|---|\n| b | some words |\n- an item\n  goes on\n"
-    texts = ["Title", "One line and another.", "**Bold** words.", "some words", "an item goes on", "nowhere"]
+    texts = [
+        "Title",
+        "One line and another.",
+        "**Bold** words.",
+        "some words",
+        "an item goes on",
+        "nowhere",
+    ]
     assert [Lines(source).of(text) for text in texts] == [1, 3, 7, 11, 12, 0]

@@ -26,7 +26,9 @@ def code(source, *tags, **options):
 SETUP = code("import jax", "setup", "hide-cell", cellView="form")
 STUB = code("answer_a = None", "exercise-a")
 CHECK = code("def check_a(answer):\n    return 'not yet'\ncheck_a(answer_a)", "check-a")
-SOLVED = code("# @title Solution\nanswer_a = 1\ncheck_a(answer_a)", "solution-a", "hide-cell", cellView="form")
+SOLVED = code(
+    "# @title Solution\nanswer_a = 1\ncheck_a(answer_a)", "solution-a", "hide-cell", cellView="form"
+)
 
 
 def link_site(root):
