@@ -67,7 +67,7 @@ def _of(*classes: type) -> Callable[[Any], bool]:
 
 
 def _has(*names: str) -> Callable[[Any], bool]:
-    return lambda x: any(hasattr(x, name) for name in names)
+    return lambda x: any(hasattr(x, name) for name in names) and _is_leaf(x)
 
 
 def _called(package: str, *names: str) -> Callable[[Any], bool]:
@@ -77,9 +77,15 @@ def _called(package: str, *names: str) -> Callable[[Any], bool]:
     )
 
 
+def _is_leaf(x: Any) -> bool:
+    # A tree may have attributes of any name, as nnx.Rngs does, and no program is a tree.
+    found = jax.tree.leaves(x)
+    return len(found) == 1 and found[0] is x
+
+
 def is_compiled(x: Any) -> bool:
     """Is it a compiled program?"""
-    return hasattr(x, "as_text") and hasattr(x, "memory_analysis")
+    return hasattr(x, "as_text") and hasattr(x, "memory_analysis") and _is_leaf(x)
 
 
 def _is_program_text(x: Any) -> bool:
@@ -210,7 +216,11 @@ KINDS = (  # the first that matches
             "returns",
         ),
     ),
-    Kind(callable, "a function", _programs(f"pass {COMPILE}", tree="pass what it returns")),
+    Kind(
+        lambda x: callable(x) and _is_leaf(x),
+        "a function",
+        _programs(f"pass {COMPILE}", tree="pass what it returns"),
+    ),
     Kind(
         _called("meshscope", "Report", "Drawing"),
         "a result of meshscope",

@@ -148,6 +148,8 @@ THINGS = {
         np.ones(3), "of type ndarray and on the host",
         {"memory": f"pass jax.device_put(x, sharding), or {SHAPE}", "tree": f"pass jax.device_put(x, sharding), or {SHAPE}",
          "drawing": "pass jax.device_put(x, sharding), or (shape, sharding)"}),
+    "a box around no array": (nnx.Variable(P("data")), "(of type Variable|a partition spec)", {
+        "memory": f"pass {NAMED}", "tree": f"pass {NAMED}", "drawing": "pass (shape, jax.NamedSharding(mesh, spec))"}),
     "bytes": (b"w", "bytes", {
         key: "if they are a serialized Exported, pass jax.jit(jax.export.deserialize(data).call).lower(...).compile()"
         for key in ("memory", "program")}),
@@ -260,6 +262,18 @@ def test_the_type_of_a_traced_array_says_where_it_is_over_explicit_axes_alone():
         with pytest.raises(TypeError) as caught:
             ms.memory(each)
         assert str(caught.value) == refused
+
+
+def test_a_tree_with_attributes_of_any_name_is_a_tree():
+    """nnx.Rngs makes a stream for each name that it is asked for, such as as_text or lower."""
+    rngs = nnx.Rngs(0)
+    assert hasattr(rngs, "as_text") and hasattr(rngs, "memory_analysis")
+    told = ms.memory(rngs)
+    assert {leaf.path for leaf in told.leaves} == {"default.count", "default.key"}
+    assert told.bytes_per_device == 4 + jax.random.key_data(jax.random.key(0)).nbytes
+    assert ms.show(rngs).text.startswith("default.count")
+    for said in refusals(rngs, "program"):
+        assert said == f"this is of type Rngs, not a compiled program: pass {COMPILE}"
 
 
 # Advice, followed
