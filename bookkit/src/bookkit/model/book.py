@@ -118,7 +118,7 @@ class Book:
         if page in self.chapters and self.number(page) is not None:
             return "chapter"
         parts = {file: part.caption for part in self.toc.root.subtrees for file in part.files()}
-        return "reference" if parts.get(page) == "Reference" else "page"
+        return "reference" if parts.get(self.parents.get(page, page)) == "Reference" else "page"
 
     @staticmethod
     def number(page: str) -> int | None:

@@ -1,0 +1,174 @@
+"""Train your own Flax NNX model with FSDP, save it, and resume on another number of devices.
+
+    python examples/own_model.py                         on the devices JAX finds
+    JAX_NUM_CPU_DEVICES=8 python examples/own_model.py   on eight simulated ones
+
+The page https://many-devices.github.io/one-program/book/own-model.html explains it line by line. The
+model is plain Flax; RULES shard it. It learns the source code of its own attention layer.
+"""
+
+import inspect
+import pathlib
+import re
+import sys
+import tempfile
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from orbax.checkpoint import v1 as ocp
+
+import meshscope as ms
+
+P = jax.P
+
+
+class Block(nnx.Module):
+    def __init__(self, D, H, rngs):
+        self.norm_in = nnx.RMSNorm(D, rngs=rngs)
+        self.attend = nnx.MultiHeadAttention(H, D, decode=False, rngs=rngs)
+        self.norm_up = nnx.RMSNorm(D, rngs=rngs)
+        self.up = nnx.Linear(D, 4 * D, rngs=rngs)
+        self.down = nnx.Linear(4 * D, D, rngs=rngs)
+
+    def __call__(self, x_BSD):
+        causal = nnx.make_causal_mask(x_BSD[:, :, 0])
+        x_BSD = x_BSD + self.attend(self.norm_in(x_BSD), mask=causal)
+        x_BSD = x_BSD + self.down(jax.nn.gelu(self.up(self.norm_up(x_BSD))))
+        return jax.lax.with_sharding_constraint(x_BSD, P("data"))
+
+
+class Transformer(nnx.Module):
+    def __init__(self, V, D, H, L, rngs):
+        self.embed = nnx.Embed(V, D, rngs=rngs)
+        self.blocks = nnx.List([Block(D, H, rngs) for _ in range(L)])
+        self.norm = nnx.RMSNorm(D, rngs=rngs)
+        self.head = nnx.Linear(D, V, use_bias=False, rngs=rngs)
+
+    def __call__(self, tokens_BS):
+        x_BSD = jax.lax.with_sharding_constraint(self.embed(tokens_BS), P("data"))
+        for block in self.blocks:
+            x_BSD = block(x_BSD)
+        return self.head(self.norm(x_BSD))
+
+
+RULES = [  # the end of a path, and one entry for each dimension of that weight
+    (r"embed/embedding", ("data", None)),
+    (r"(query|key|value)/kernel", ("data", None, None)),
+    (r"out/kernel", (None, None, "data")),
+    (r"(up|down|head)/kernel", ("data", None)),
+    (r"(bias|scale)", ()),  # small: a copy on every device
+]
+
+
+def spec_of(path):
+    """What the first rule says that matches the end of this path."""
+    name = "/".join(map(str, path))
+    for pattern, spec in RULES:
+        if re.search(rf"(^|/){pattern}$", name):
+            return spec
+    raise KeyError(f"no rule for {name}")
+
+
+def make():
+    """A new model, sharded by RULES, and its optimizer."""
+    model = Transformer(V=256, D=64, H=4, L=2, rngs=nnx.Rngs(0))
+    for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        spec = spec_of(path)
+        weight.set_metadata(out_sharding=spec)
+        weight.set_value(jax.lax.with_sharding_constraint(weight[...], P(*spec)))
+    return model, nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
+
+
+def mesh_of(devices):
+    """A mesh of these devices, in one row called `data`."""
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((len(devices),), ("data",), axis_types=auto, devices=devices)
+
+
+def loss_of(model, tokens_BS):
+    logits_BSV = model(tokens_BS[:, :-1])
+    targets_BS = tokens_BS[:, 1:]
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BSV, targets_BS).mean()
+
+
+def step(model, optimizer, tokens_BS):
+    loss, gradients = nnx.value_and_grad(loss_of)(model, tokens_BS)
+    optimizer.update(model, gradients)
+    return model, optimizer, loss
+
+
+def compiled_step(model, optimizer):
+    """The step: each result is sharded as its input was, and takes over its memory."""
+    shardings = jax.tree.map(lambda array: array.sharding, (model, optimizer))
+    return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
+
+
+TEXT = np.frombuffer(inspect.getsource(nnx.MultiHeadAttention).encode(), np.uint8).astype("int32")
+
+
+def batch_of(number, mesh, size=16, length=65):
+    """The batch of this step: the same on every mesh and in every run."""
+    begins = np.random.default_rng(number).integers(len(TEXT) - length, size=size)
+    tokens_BS = np.stack([TEXT[begin : begin + length] for begin in begins])
+    return jax.device_put(tokens_BS, jax.NamedSharding(mesh, P("data")))
+
+
+def train(model, optimizer, mesh, until):
+    """Steps from where the optimizer stands up to `until`; the losses by step."""
+    losses = {}
+    with jax.set_mesh(mesh):
+        train_step = compiled_step(model, optimizer)
+        for number in range(int(optimizer.step[...]), until):
+            model, optimizer, losses[number] = train_step(model, optimizer, batch_of(number, mesh))
+    return model, optimizer, {number: float(loss) for number, loss in losses.items()}
+
+
+def save(path, model, optimizer):
+    ocp.save(path, nnx.state((model, optimizer)))
+
+
+def resume(path, mesh):
+    """Model and optimizer from a checkpoint, sharded for this mesh, whatever mesh wrote it."""
+    with jax.set_mesh(mesh):
+        graphdef, target = nnx.get_abstract_model(make, mesh)
+        return nnx.merge(graphdef, ocp.load(path, target))
+
+
+def check(model, optimizer, mesh, steps):
+    """Raise AssertionError for three mistakes that raise no error of their own."""
+    weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    for path, weight in weights:
+        wanted = jax.NamedSharding(mesh, P(*spec_of(path)))
+        assert weight.sharding.is_equivalent_to(wanted, weight.ndim), f"{path} moved"
+
+    assert optimizer.step[...] == steps, "the step does not return the optimizer"
+
+    with jax.set_mesh(mesh):
+        train_step = compiled_step(model, optimizer)
+        program = train_step.lower(model, optimizer, batch_of(0, mesh)).compile()
+    shapes = {weight.shape for _, weight in weights}
+    moved = {collective.shape for collective in ms.collectives(program)}
+    assert moved <= shapes | {()}, f"activations move: {moved - shapes}"
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()).resolve()
+    mesh = mesh_of(jax.devices())
+    with jax.set_mesh(mesh):
+        model, optimizer = jax.jit(make)()
+    model, optimizer, losses = train(model, optimizer, mesh, until=40)
+    check(model, optimizer, mesh, steps=40)
+    save(folder / "40", model, optimizer)
+    print(f"{mesh.size} devices: loss {losses[0]:.3f} at step 0, {losses[39]:.3f} at step 39")
+
+    half = mesh_of(jax.devices()[: max(1, mesh.size // 2)])
+    model, optimizer = resume(folder / "40", half)
+    model, optimizer, losses = train(model, optimizer, half, until=80)
+    check(model, optimizer, half, steps=80)
+    print(f"{half.size} devices: loss {losses[40]:.3f} at step 40, {losses[79]:.3f} at step 79")
+
+
+if __name__ == "__main__":
+    main()

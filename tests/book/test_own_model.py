@@ -1,0 +1,179 @@
+"""Train your own Flax model, start to finish: the page, and its program in examples/own_model.py."""
+
+import ast
+import importlib.util
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import meshscope as ms
+from pages import BOOK, cells_of, compiled_for_cpu, run, with_fault
+
+PAGE = "own-model"
+FILE = BOOK.parent / "examples" / "own_model.py"
+
+
+def definitions(source):
+    """Functions, classes and the table of rules, as syntax trees."""
+    named = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            named[node.name] = ast.dump(node)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("RULES", "TEXT"):
+            named[ast.unparse(node.targets[0])] = ast.dump(node)
+    return named
+
+
+@pytest.fixture(scope="module")
+def whole(page):
+    """The same eighty steps on one device, never stopped."""
+    mesh = page.mesh_of(jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        model, optimizer = jax.jit(page.make)()
+    return page.train(model, optimizer, mesh, until=80)
+
+
+def test_the_file_is_the_program_of_the_page():
+    """Every definition of the page is in examples/own_model.py, and that file adds `main` alone."""
+    shown = {}
+    for cell in cells_of(PAGE):
+        shown |= definitions(cell.source) if cell.in_view else {}
+    in_file = definitions(FILE.read_text("utf-8"))
+    del in_file["main"]
+    assert in_file == shown
+
+
+def test_the_program_has_about_ninety_lines():
+    """Without docstrings, blank lines, imports and `main`."""
+    tree = ast.parse(FILE.read_text("utf-8"))
+    body = [
+        n for n in tree.body if not isinstance(n, (ast.Import, ast.ImportFrom, ast.If, ast.Expr))
+    ]
+    lines = [ast.unparse(n) for n in body if getattr(n, "name", "") != "main"]
+    assert sum(line.strip() != "" for text in lines for line in text.splitlines()) <= 110
+
+
+def test_eight_devices_give_the_losses_of_one(page, whole):
+    """FSDP changes where numbers are, not what they are."""
+    first = page.after("train").losses
+    assert list(first) == list(range(40))
+    np.testing.assert_allclose([*first.values()], [*whole[2].values()][:40], rtol=1e-3)
+
+
+def test_a_run_resumed_on_four_devices_goes_on_as_if_it_had_never_stopped(page, whole):
+    """Steps 40 to 79, from the checkpoint that eight devices wrote, have the losses of one device."""
+    assert list(page.losses) == list(range(40, 80))
+    np.testing.assert_allclose([*page.losses.values()], [*whole[2].values()][40:], rtol=5e-3)
+    assert page.losses[79] < 0.5 * page.after("train").losses[0]
+
+
+def test_what_is_saved_comes_back_bit_for_bit_on_the_other_mesh(page):
+    """A checkpoint holds values; the target says how they are sharded."""
+    model, optimizer = page.resume(page.folder / "40", page.half)
+    again, other = page.resume(page.folder / "40", page.mesh)
+    for one, two in zip(
+        jax.tree.leaves(nnx.state((model, optimizer))), jax.tree.leaves(nnx.state((again, other)))
+    ):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+    assert model.head.kernel.sharding.mesh.size == 4 and again.head.kernel.sharding.mesh.size == 8
+
+
+def test_each_device_holds_an_eighth_of_what_is_sharded_and_copies_of_the_rest(page):
+    """A little more than one eighth, because every device has its own copy of biases and scales."""
+    for path, weight in nnx.to_flat_state(nnx.state(page.after("make").model, nnx.Param)):
+        piece = weight.sharding.shard_shape(weight.shape)
+        small = path[-1] in ("bias", "scale")
+        assert np.prod(piece) * (1 if small else 8) == weight.size, path
+
+
+def test_the_moments_are_sharded_as_their_weights(page):
+    """nnx.Optimizer gives each moment the sharding that it finds in the metadata of its weight."""
+    model, optimizer = page.after("make").model, page.after("make").optimizer
+    weights = dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
+    adam = optimizer.opt_state[0]
+    for moments in (adam.mu, adam.nu):
+        found = dict(nnx.to_flat_state(nnx.state(moments)))
+        assert found.keys() == weights.keys()
+        for path, moment in found.items():
+            assert moment.sharding.is_equivalent_to(weights[path].sharding, moment.ndim), path
+
+
+def test_no_device_ever_holds_a_whole_model(page):
+    """Through jax.jit, model, optimizer and scratch together need less than the whole model."""
+    with jax.set_mesh(page.mesh):
+        program = jax.jit(page.make).lower().compile()
+    assert ms.memory(program).bytes_per_device < ms.memory(page.model).unique_bytes
+
+
+def test_a_weight_that_no_rule_matches_is_an_error(page):
+    with pytest.raises(KeyError, match="no rule for blocks/0/up/kernle"):
+        page.spec_of(("blocks", 0, "up", "kernle"))
+
+
+BROKEN = {  # what is planted, and what the check says
+    "does not return": (
+        "    optimizer.update(model, gradients)",
+        "    optimizer.update(model, gradients)\n    optimizer.step[...] -= 1",
+    ),
+    "moved": ("out_shardings=(*shardings, None)", "out_shardings=jax.NamedSharding(mesh, P())"),
+    "activations move": ("mesh, size=16, length=65)", "mesh, size=8, length=17)"),
+}
+
+
+@pytest.mark.parametrize("said", BROKEN)
+def test_each_check_catches_its_mistake(said):
+    """A step that loses the optimizer, a weight that comes back whole, a batch too small to stay."""
+    find, replace = BROKEN[said]
+    cells = with_fault(cells_of(PAGE), find, replace)
+    with pytest.raises(AssertionError, match=said), run(PAGE, cells=cells):
+        pass
+
+
+@compiled_for_cpu
+def test_in_this_small_model_the_compiler_would_shard_by_examples_without_the_constraints(page):
+    """The same arrays move if both calls of with_sharding_constraint are deleted."""
+    cells = [
+        cell._replace(
+            source=re.sub(
+                r"jax\.lax\.with_sharding_constraint\((x_BSD|self\.embed\(tokens_BS\)), P\(\"data\"\)\)",
+                r"\1",
+                cell.source,
+            )
+        )
+        for cell in cells_of(PAGE)
+    ]
+    assert sum("with_sharding_constraint" in cell.source for cell in cells) == 1  # in make
+    with run(PAGE, cells=cells, until="moves") as without:
+        for kind, total in page.totals.items():
+            assert without.totals[kind].payload_bytes == total.payload_bytes
+
+
+@compiled_for_cpu
+def test_the_sharded_weights_are_gathered_once_and_the_gradients_summed_once(page):
+    """In this program, compiled for CPU."""
+    sharded = 4 * sum(
+        w.size
+        for path, w in nnx.to_flat_state(nnx.state(page.model, nnx.Param))
+        if path[-1] not in ("bias", "scale")
+    )
+    assert page.totals["all-gather"].payload_bytes == sharded
+    assert page.totals["all-reduce"].payload_bytes == page.weight_bytes + 4  # and the loss
+    assert set(page.totals) == {"all-gather", "all-reduce"}
+
+
+def test_the_file_trains_on_one_and_on_two_devices(tmp_path, capsys, monkeypatch):
+    """examples/own_model.py, called as its head says."""
+    spec = importlib.util.spec_from_file_location("own_model", FILE)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    devices = jax.devices()[:2]
+    monkeypatch.setattr(program.jax, "devices", lambda *_: devices)
+    monkeypatch.setattr(program.sys, "argv", ["own_model.py", str(tmp_path / "run")])
+    program.main()
+    said = capsys.readouterr().out
+    assert said.startswith("2 devices: loss ") and "\n1 devices: loss " in said
+    assert pathlib.Path(tmp_path, "run", "40").is_dir()
