@@ -23,9 +23,9 @@ class OneWeight(nnx.Module):
         self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=names)
 
 
-def optimizer_for(tx, names):
-    """The optimizer of one weight that is annotated with these names, made as chapter 4 does."""
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AUTO,) * 2)
+def optimizer_for(tx, names, sizes=(2, 4)):
+    """A model of one weight with these names, and its optimizer, made as chapter 4 makes them."""
+    mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AUTO,) * 2)
 
     def make():
         model = OneWeight(names)
@@ -73,13 +73,24 @@ def test_state_with_fewer_dimensions_than_its_weight_raises(tx, rank, names):
 
 
 @compiled_for_cpu
-def test_lbfgs_shards_its_history_in_the_wrong_dimensions():
-    """With L-BFGS nothing is raised, and the annotation shards the history, not the features."""
-    _, optimizer = optimizer_for(optax.lbfgs(memory_size=10), ("data", "model"))
+@pytest.mark.parametrize(
+    "sizes, names, piece",
+    [
+        ((2, 4), ("data", "model"), (5, 64, 512)),  # history and rows, not rows and columns
+        ((1, 8), (None, "model"), (10, 32, 512)),  # rows, not columns
+        ((8, 1), ("data", None), (10, 256, 512)),  # whole: eight do not divide a history of ten
+    ],
+    ids=str,
+)
+def test_lbfgs_shards_its_history_in_the_wrong_dimensions(sizes, names, piece):
+    """With L-BFGS nothing is raised: the annotation shards the wrong dimensions of its history, or
+    leaves it whole if the sizes do not divide."""
+    model, optimizer = optimizer_for(optax.lbfgs(memory_size=10), names, sizes)
     history = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (10, 256, 512)]
     assert history
     for leaf in history:
-        assert leaf.sharding.shard_shape(leaf.shape) == (5, 64, 512)
+        assert leaf.sharding.shard_shape(leaf.shape) == piece
+        assert piece[1:] != model.w.sharding.shard_shape(model.w.shape)
 
 
 def test_the_optimizer_gives_each_moment_the_annotation_of_its_weight(page):
