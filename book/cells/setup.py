@@ -2,7 +2,7 @@
 import importlib, importlib.metadata as metadata, os, re, subprocess, sys
 SITE = "https://many-devices.github.io/one-program/"
 WHEEL = SITE + "wheels/meshscope-0.1.0-py3-none-any.whl"
-SHA256 = "73b90820379cca95039ba592b230844c31049e4b5e60d567a95993cc812f2b88"
+SHA256 = "84e71e7b2b3b655e33075e1580a8c0a5eeff83b39fcab6c88aca448fdaf482ae"
 COLAB = ["jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12",  # keep its numpy
          f"meshscope @ {WHEEL}#sha256={SHA256}"]  # and no other
 OLDEST = {"jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8",

@@ -1,14 +1,14 @@
 """Figures of the chapter about logical axes: names and two tables; weights by tables, as a grid.
 
 Tables and names are the chapter's own: its cells are run. The dimensions of each weight are listed
-here; strips of the chapter compare the specs that follow with every weight of the model.
+here; tests of the chapter compare the specs that follow with every weight of the model.
 """
 
 import jax
 from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, lines, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("06-logical-axes", "imports", "axis_rules", "rules", "tables")
+PAGE = run_cells("06-logical-axes", "imports", "axis-rules", "rules", "tables")
 COLOUR = {"data": DATA, "model": MODEL}
 NAME_OF = {"B": "batch", "D": "embed", "F": "hidden", "H": "heads", "C": "head_size", "V": "vocab"}
 

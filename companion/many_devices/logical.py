@@ -16,12 +16,13 @@ class AxisRules:
     """A table whose fields are the names; called with names, it returns the spec."""
 
     def __call__(self, *names):
-        table = vars(self) | {None: None}  # the rows, and None stays None
+        rows = {**vars(self), None: None}  # a dimension without a name stays whole
         for name in names:
-            if name not in table:
+            if name not in rows:
                 raise KeyError(f"no row for {name!r} in {names}")
-        spec = P(*[table[name] for name in names])
-        used = jax.tree.leaves(tuple(spec))  # mesh axes: no None, and tuples opened
+        axes = [rows[name] for name in names]
+        spec = P(*axes)
+        used = jax.tree.leaves(axes)  # drops None, and opens tuples of axes
         for axis in used:
             if used.count(axis) > 1:
                 raise ValueError(f"{axis!r} would be used twice in {spec} for {names}")

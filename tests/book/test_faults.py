@@ -31,7 +31,7 @@ def named_test(name, fault):
     return getattr(module, fault["fails"])
 
 
-@pytest.mark.parametrize("name, fault", items())
+@pytest.mark.parametrize("name, fault", list(items()))
 def test_fault_is_noticed(name, fault):
     """With one line of the page changed, the cell raises or the test fails that the fault names."""
     cells = with_fault(cells_of(name), fault["find"], fault["replace"])

@@ -78,6 +78,8 @@ def stack() -> dict[str, str]:
             f"run `{sys.executable} -m pip install --no-deps -e .` in the repository's root"
         )
     found["meshscope"] = hash_of(sorted(Path(spec.origin).parent.rglob("*.py")))
+    if companion := importlib.util.find_spec("many_devices"):
+        found["many_devices"] = hash_of(sorted(Path(str(companion.origin)).parent.glob("*.*")))
     found["normaliser"] = hash_of([Path(__file__).with_name("normalise.py")])
     found["BOOK_DEVICES"] = os.environ.get("BOOK_DEVICES", "")
     return found
