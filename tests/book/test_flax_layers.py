@@ -83,6 +83,22 @@ def test_a_plain_constraint_as_the_only_result_stops_in_the_same_way(page):
         made(page, constrained)
 
 
+@compiled_for_cpu
+def test_with_both_dimensions_sharded_the_error_is_about_a_shape_that_is_nowhere(page):
+    """Both dimensions sharded: an IndivisibleError about the shape [2, 2, 2], which no array has."""
+
+    def blocks():
+        return head(10, names=("data", "model"))
+
+    if jax.__version_info__ < (0, 11):
+        assert parts(made(page, blocks).kernel) < page.mesh.size
+        return
+    with pytest.raises(ValueError) as error:
+        made(page, blocks)
+    assert type(error.value).__name__ == "IndivisibleError"
+    assert str(error.value).startswith("shape=[2, 2, 2] is incompatible with mesh_shape")
+
+
 def test_out_shardings_raise_an_error_that_names_the_shape(page):
     """jax.jit with out_shardings raises an IndivisibleError that names shape and dimension."""
     by_columns = jax.NamedSharding(page.mesh, P(None, "model"))
