@@ -7,8 +7,9 @@ Names end in their dimensions: B batch, I pixels, D model, F hidden, L layers, V
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,34 +75,40 @@ class Run(NamedTuple):
     rngs: nnx.Rngs
 
 
-def make_mesh(name: str, data: int | None, model: int | None) -> Mesh:
-    """A `data` x `model` mesh of all devices; a size that is None follows from the other one."""
+Fits = Callable[[str, int, int], bool]  # of a strategy and the devices on `data` and on `model`
+
+
+def make_mesh(name: str, data: int | None, model: int | None, fits: Fits = lambda *_: True) -> Mesh:
+    """A `data` x `model` mesh of all devices; a size that is None follows from the other one.
+
+    A refusal names sizes that work: those that `fits` accepts.
+    """
     count = jax.device_count()
     if data is None and model is None:
-        divisors = [size for size in range(1, count + 1) if count % size == 0]
-        square = next(size for size in divisors if size * size >= count)
-        model = {"tensor": count, "fsdp-tensor": square}.get(name, 1)
+        data, model = default_sizes(name, count)
     model = model or max(count // (data or 1), 1)
     data = data or max(count // model, 1)
+    able = [key for key, strategy in STRATEGIES.items() if strategy.model or model == 1]
     if data * model != count:
         more = "only " if count < data * model else ""
+        change = sizes_that_work(name, count, fits)
+        if name in able and fits(name, data, model):
+            change += f", or, to simulate devices on a CPU, add --cpu-devices {data * model}"
         raise Refused(
             f"--data {data} times --model {model} is {data * model} devices, and JAX sees "
-            f"{more}{count}: choose sizes whose product is {count}, or, to simulate devices on "
-            f"a CPU, add --cpu-devices {data * model}"
+            f"{more}{count}: {change}"
         )
-    if model > 1 and not STRATEGIES[name].model:
-        able = " or ".join(name for name in STRATEGIES if STRATEGIES[name].model)
+    if name not in able:
+        others = either([key for key in able if fits(key, data, model)])
         raise Refused(
             f"--strategy {name} splits nothing over `model`, so {model} devices would repeat the "
-            f"same work: use --strategy {able}, or --model 1"
+            f"same work: {f'use --strategy {others}, or ' if others else ''}"
+            f"{sizes_that_work(name, count, fits)}"
         )
-    # A slice is a group of devices with fast links; of GPUs it is often one server. Only `data` may
-    # cross from one to another: `model` moves activations in every layer.
-    slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
+    slices = slice_count()
     if data % slices:
         raise Refused(f"--data {data} does not divide over {slices} slices: use a multiple of it")
-    if slices > 1:
+    if slices > 1:  # only `data` may cross from one to another: `model` talks in every layer
         grid = mesh_utils.create_hybrid_device_mesh(
             (data // slices, model), (slices, 1), jax.devices()
         )
@@ -109,24 +116,17 @@ def make_mesh(name: str, data: int | None, model: int | None) -> Mesh:
     return jax.make_mesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
-def check_sizes(config: Config, name: str, mesh: Mesh, batch: int) -> None:
-    """Every dimension that is split must divide: nothing is rounded, and nothing stays whole."""
-    strategy = STRATEGIES[name]
-    over_data = ["D"] if strategy.fsdp else ["D", "F"] if strategy.moments else []
-    splits = [(f"--{size}", size, "data") for size in over_data]
-    splits += [(f"--{size}" if size in "DF" else size, size, "model") for size in "IFV"]
-    sizes = dataclasses.asdict(config) | {"batch": batch}
-    for flag, size, axis in [("--batch", "batch", "data"), *splits]:
-        value, ways = sizes[size], mesh.shape[axis]
-        if value % ways:
-            lower, upper = value // ways * ways, -(-value // ways) * ways
-            near = f"{lower} or {upper}" if lower else f"{upper}"
-            change = f"use {flag} {near}, or " if flag.startswith("--") else ""
-            raise Refused(
-                f"{flag} {value} does not divide over the {ways} devices of the axis `{axis}` "
-                f"(mesh {mesh.shape['data']} x {mesh.shape['model']}, strategy {name}): "
-                f"{change}choose another --data and --model"
-            )
+def default_sizes(name: str, count: int) -> tuple[int, int]:
+    """Devices on `data` and on `model`, if nobody asked for others."""
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    square = next(size for size in divisors if size * size >= count)
+    model = {"tensor": count, "fsdp-tensor": square}.get(name, 1)
+    return count // model, model
+
+
+def slice_count() -> int:
+    """A slice is a group of devices with fast links; of GPUs it is often one server."""
+    return len({getattr(device, "slice_index", 0) for device in jax.devices()})
 
 
 def pinned(x: jax.Array, *spec: str | None) -> jax.Array:
@@ -231,3 +231,89 @@ def rows_here(sharding: jax.NamedSharding, count: int) -> np.ndarray:
     """Which of `count` rows this process's devices hold, in order."""
     indices = sharding.addressable_devices_indices_map((count,)).values()
     return np.unique([np.arange(count)[index] for index in indices])
+
+
+# ---- sizes that divide, and what to change where they do not --------------------------------
+
+
+class Split(NamedTuple):
+    """A dimension that is split over an axis of the mesh."""
+
+    flag: str  # that sets its size; without dashes, if no flag does
+    size: int
+    axis: str
+    ways: int  # devices on that axis
+
+    @property
+    def divides(self) -> bool:
+        return self.size % self.ways == 0
+
+
+def splits(config: Config, name: str, data: int, model: int, batch: int) -> list[Split]:
+    strategy, sizes = STRATEGIES[name], dataclasses.asdict(config)
+    over_data = ["D"] if strategy.fsdp else ["D", "F"] if strategy.moments else []
+    flags = {"D": "--D", "F": "--F"}
+    return [
+        Split("--batch", batch, "data", data),
+        *(Split(flags[size], sizes[size], "data", data) for size in over_data),
+        *(Split(flags.get(size, size), sizes[size], "model", model) for size in "IFV"),
+    ]
+
+
+def fits(config: Config, batch: int, name: str, data: int, model: int) -> bool:
+    return all(split.divides for split in splits(config, name, data, model, batch))
+
+
+def check_sizes(config: Config, name: str, mesh: Mesh, batch: int, fixed: bool = False) -> None:
+    """Every dimension that is split must divide: nothing is rounded, and nothing stays whole.
+
+    `fixed` says that a checkpoint has decided the sizes, so that only the devices can change.
+    """
+    data, model = mesh.shape["data"], mesh.shape["model"]
+    found = splits(config, name, data, model, batch)
+    bad = [split for split in found if not split.divides]
+    if not bad:
+        return
+    sizes = []
+    for flag, size in dict.fromkeys((split.flag, split.size) for split in bad):
+        ways = math.lcm(*(split.ways for split in found if split.flag == flag))
+        near = [size // ways * ways, -(-size // ways) * ways]
+        sizes.append(f"{flag} {either([value for value in near if value])}")
+    devices = sizes_that_work(name, mesh.size, functools.partial(fits, config, batch))
+    change = " and ".join(sizes)
+    if not all(split.flag.startswith("--") for split in bad):
+        advice = devices
+    elif fixed:
+        advice = f"{devices}, or begin anew, in other --checkpoints, with {change}"
+    else:
+        advice = f"use {change}, or {devices}"
+    raise Refused(
+        f"{bad[0].flag} {bad[0].size} does not divide over the {bad[0].ways} devices of the axis "
+        f"`{bad[0].axis}` (mesh {data} x {model}, strategy {name}): {advice}"
+    )
+
+
+def sizes_that_work(name: str, count: int, fits: Fits) -> str:
+    """Advice: other sizes of a mesh of so many devices, or else fewer devices."""
+    sizes = [(count // model, model) for model in range(1, count + 1) if count % model == 0]
+    usable = [
+        f"--data {data} --model {model}"
+        for data, model in sizes
+        if data % slice_count() == 0
+        and (model == 1 or STRATEGIES[name].model)
+        and fits(name, data, model)
+    ]
+    if usable:
+        return f"use {either(usable)}"
+    return f"start it on {counts_that_work(name, count, fits)}, without --data and --model"
+
+
+def counts_that_work(name: str, most: int, fits: Fits) -> str:
+    counts = [count for count in range(1, most + 1) if fits(name, *default_sizes(name, count))]
+    return f"{either(counts)} {'devices' if counts[1:] else 'device'}"
+
+
+def either(choices: Sequence[Any]) -> str:
+    """As in "1, 2 or 4"."""
+    *others, last = map(str, choices or [""])
+    return f"{', '.join(others)} or {last}" if others else last

@@ -3,13 +3,17 @@
     python examples/train.py --cpu-devices 8 --strategy fsdp
 
 Run the same command again after a crash, a kill or a preemption: it goes on from the newest
-complete checkpoint, with the same bits on the same mesh, to rounding on another.
+complete checkpoint, with the same bits on the same mesh, to rounding on another. One run at a time
+uses a folder of checkpoints: a second one is refused (examples/checkpoints.py).
 
 On several machines a launcher starts it once for each: see examples/launch. All processes together
 go on where they were stopped, also with another number of processes.
+
+--help lists the exit statuses.
 """
 
 import argparse
+import contextlib
 import csv
 import faulthandler
 import functools
@@ -17,33 +21,49 @@ import itertools
 import logging
 import math
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 import optax
 from flax import nnx
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 from sklearn import datasets
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+import checkpoints
+import endings
 import model as models
+from endings import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    LIBRARIES,
+    REFUSED,
+    STOPPED,
+    Failed,
+    StopRequests,
+    agreed,
+    leave,
+    quiet_libraries,
+)
 from model import Batch, P, Refused, Run
 
-FINISHED, REFUSED, STOPPED = 0, 2, 128 + signal.SIGTERM
 TRAIN_ROWS = 1437  # of 1,797; the other 360 are the test
 log = logging.getLogger("train")
 
 # ---- what is asked for ----------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(REFUSED, f"{self.prog}: {message}; --help lists what there is\n")
 
 
 def positive(text: str) -> int:
@@ -52,16 +72,21 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def folder(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty, as of a variable that is not set")
+    return text
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     strategies = "\n".join(f"  {key:15}{it.says}" for key, it in models.STRATEGIES.items())
-    parser = argparse.ArgumentParser(
+    statuses = "\n".join(f"  {status:<5}{says}" for status, says in endings.STATUSES.items())
+    parser = Parser(
+        prog="train.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=(__doc__ or "").splitlines()[0],
-        epilog=f"strategies:\n{strategies}\n\nexit status:\n"
-        f"  {FINISHED}    finished\n"
-        f"  1    failed: an error, or a loss that is not finite\n"
-        f"  {REFUSED}    refused: it says why and what to change\n"
-        f"  {STOPPED}  stopped by SIGTERM after a save: the same command goes on from there",
+        epilog=f"strategies:\n{strategies}\n\nexit status:\n{statuses}\n\n"
+        "No checkpoint is lost in any of these ways, nor if the process is killed.",
     )
     # fmt: off
     add = parser.add_argument_group("where it runs: may differ at each start").add_argument
@@ -73,8 +98,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--remat", action="store_true", help="less memory: compute layers again in backward")
 
     add = parser.add_argument_group("several processes: each is started with this").add_argument
-    add("--processes", type=positive, default=1, metavar="N",
-        help="refuse to train with any other number of processes (%(default)s)")
+    add("--processes", type=positive, metavar="N",
+        help="refuse to train with any other number of processes (1)")
     add("--devices", type=positive, metavar="N", help="the same, of devices in all processes")
     add("--coordinator", metavar="HOST:PORT",
         help="where process 0 listens; without it JAX asks SLURM, MPI, Kubernetes or the TPU")
@@ -101,19 +126,51 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--epochs", type=positive, default=8, metavar="N",
         help="times through the training images (%(default)s)")
     add("--steps", type=positive, metavar="N", help="instead of --epochs")
-    add("--checkpoints", default="runs/digits", metavar="DIR",
-        help="a folder, or gs://… (%(default)s)")
+    add("--checkpoints", type=folder, default="runs/digits", metavar="DIR",
+        help="a folder, or gs://…, where nothing keeps a second run out (%(default)s)")
     add("--save-every", type=positive, default=50, metavar="STEPS",
         help="from one checkpoint to the next (%(default)s); the end is saved as well")
     add("--keep", type=positive, default=3, metavar="N",
         help="newest checkpoints that stay (%(default)s)")
-    add("--logs", metavar="DIR", help="for metrics.csv and train.log (CHECKPOINTS-logs)")
+    add("--skip-damaged", action="store_true",
+        help="rename damaged checkpoints, and go on from the newest that is whole")
+    add("--take-over", metavar="HOST",
+        help="use the folder although a run on that host, which has ended, left its lock there")
+    add("--logs", type=folder, metavar="DIR",
+        help="for metrics.csv and train.log (CHECKPOINTS-logs)")
     add("--log-every", type=positive, default=10, metavar="STEPS",
         help="from row to row of metrics.csv (%(default)s)")
     add("--evaluate-every", type=positive, metavar="STEPS",
         help="from test to test (an epoch)")
     # fmt: on
     return parser.parse_args(argv)
+
+
+def check_processes(args: argparse.Namespace) -> None:
+    """Refuse what would train alone: several such runs would do the same, in one folder."""
+    if args.coordinator is not None or args.process is not None:
+        if args.processes is None:
+            given = "--process" if args.coordinator is None else "--coordinator"
+            raise Refused(
+                f"{given} without --processes would train alone: say with --processes how many "
+                "there are"
+            )
+        if args.coordinator is None:
+            raise Refused(f"--process {args.process} needs --coordinator HOST:PORT, of process 0")
+        host, _, port = args.coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise Refused(
+                f"--coordinator {args.coordinator} is not HOST:PORT: give both, as in gpu1:8476"
+            )
+        if args.process is not None and not 0 <= args.process < args.processes:
+            raise Refused(
+                f"--process {args.process} is not one of {args.processes}: count from 0 to "
+                f"{args.processes - 1}"
+            )
+
+
+def config_of(args: argparse.Namespace) -> models.Config:
+    return models.Config(args.L, args.D, args.F, compute=args.precision, remat=args.remat)
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -137,25 +194,38 @@ def meet(args: argparse.Namespace) -> None:
     alone, and says nothing. Who already called jax.distributed.initialize, as some launchers do, is
     only checked.
     """
-    if args.processes > 1 and not jax.distributed.is_initialized():
+    processes = args.processes or 1
+    if processes > 1 and not jax.distributed.is_initialized():
         told: dict[str, Any] = {"heartbeat_timeout_seconds": args.heartbeat}
         if args.coordinator:
-            told |= {"num_processes": args.processes, "process_id": args.process}
+            told |= {"num_processes": processes, "process_id": args.process}
         try:
             jax.distributed.initialize(args.coordinator, **told)
         except (ValueError, TypeError) as error:
             raise Refused(
-                f"--processes {args.processes}: {error} Nothing that JAX knows has started this "
+                f"--processes {processes}: {error} Nothing that JAX knows has started this "
                 "program: give --coordinator HOST:PORT, and --process 0, 1, … to each"
             ) from error
-    found = {"processes": jax.process_count(), "devices": jax.device_count()}
-    asked = {"processes": args.processes, "devices": args.devices or found["devices"]}
+    try:
+        found = {"processes": jax.process_count(), "devices": jax.device_count()}
+    except (RuntimeError, AssertionError) as error:  # the second, and no word, for cuda without GPU
+        platforms = jax.config.jax_platforms
+        raise Refused(
+            f"JAX finds no device of the platform {platforms} ({endings.reason(error)}): install "
+            "jax for it, look whether the driver sees it, or unset JAX_PLATFORMS"
+        ) from error
+    asked = {"processes": processes, "devices": args.devices or found["devices"]}
     if found != asked:
         raise Refused(
-            f"asked for {asked['processes']} processes with {asked['devices']} devices together, "
-            f"found {found['processes']} with {found['devices']}: look at what the launcher starts, "
-            "and at what each process can see"
+            f"asked for {counted(asked['processes'], 'process', 'processes')} with "
+            f"{counted(asked['devices'], 'device', 'devices')} together, found "
+            f"{found['processes']} with {found['devices']}: look at what the launcher starts, and "
+            "at what each process can see"
         )
+
+
+def counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
 
 
 # ---- data -----------------------------------------------------------------------------------
@@ -254,38 +324,43 @@ def bytes_held(run: Run) -> int:
 # ---- checkpoints ----------------------------------------------------------------------------
 
 
-def check_directory(directory: str, ours: dict[str, Any]) -> None:
-    """Refuse to go on from another run's checkpoint. Only reads: nothing is created or removed."""
-    steps = ocp.path.step.standard_name_format().find_all(directory)
-    newest = max(steps, key=lambda checkpoint: checkpoint.step, default=None)
-    if newest is None:
-        return
-    noted = ocp.metadata(newest.path).custom_metadata or {}
-    if "settings" not in noted:
-        raise Refused(f"{newest.path} was not written by this program: choose other --checkpoints")
-    differ = [
-        f"--{name.replace('_', '-')} {noted['settings'].get(name)} (now {value})"
-        for name, value in ours.items()
-        if noted["settings"].get(name) != value
-    ]
-    if differ:
-        raise Refused(
-            f"{newest.path} is of a run with {', '.join(differ)}: give the same to go on with "
-            "it, or choose other --checkpoints to begin anew"
-        )
+def take_folders(
+    args: argparse.Namespace, mesh: Mesh, locks: list[checkpoints.Lock]
+) -> tuple[str, Path, list[str]]:
+    """Where checkpoints and logs go, and what was done there. Process 0 locks and looks into both.
 
-
-def open_checkpoints(directory: str, every: int, keep: int) -> ocp.training.Checkpointer:
-    when, what = ocp.training.save_decision_policies, ocp.training.preservation_policies
-    return ocp.training.Checkpointer(
-        directory,
-        # An interval alone would replace the default, which also saves on preemption.
-        save_decision_policy=when.AnySavePolicy(
-            [when.FixedIntervalPolicy(every), when.PreemptionCheckpointingPolicy()]
-        ),
-        preservation_policy=what.LatestN(keep),
-        cleanup_tmp_directories=True,  # what a kill left of an unfinished save
+    Refuses another run's folder, another program's checkpoint and a damaged one. Nothing is written
+    until all settings are known to work.
+    """
+    local = "://" not in args.checkpoints
+    directory = os.path.abspath(args.checkpoints) if local else args.checkpoints
+    if not (local or args.logs):
+        raise Refused(f"{directory} is no local folder: say with --logs where metrics go")
+    logs = Path(os.path.abspath(args.logs or f"{directory}-logs"))
+    if jax.process_index():
+        return directory, logs, []
+    if local:
+        checkpoints.check_folder(Path(directory), "--checkpoints")
+    checkpoints.check_folder(logs, "--logs")
+    models.check_sizes(
+        config_of(args), args.strategy, mesh, args.batch, bool(checkpoints.newest_first(directory))
     )
+    if local:
+        locks.append(checkpoints.Lock(Path(directory), "--checkpoints", args.take_over))
+    done = checkpoints.set_aside_damaged(directory) if local and args.skip_damaged else []
+
+    def where(theirs: dict[str, Any]) -> str:
+        """On which devices settings run that differ from ours, if not on those that are here."""
+        sizes = config_of(argparse.Namespace(**vars(args) | theirs)), theirs["batch"]
+        fits = functools.partial(models.fits, *sizes)
+        if fits(args.strategy, mesh.shape["data"], mesh.shape["model"]):
+            return ""
+        return f", on {models.counts_that_work(args.strategy, mesh.size, fits)},"
+
+    checkpoints.check_settings(directory, settings(args), where)
+    if not (local and logs.resolve() == Path(directory).resolve()):
+        locks.append(checkpoints.Lock(logs, "--logs", args.take_over))
+    return directory, logs, done
 
 
 def begin(
@@ -300,15 +375,8 @@ def begin(
     newest = saver.latest
     if newest is None:
         return jax.jit(make, out_shardings=places)(), places, 0, Position()
-    try:
-        run = nnx.merge(graphdef, saver.load(newest, abstract_state=target))
-        noted = saver.metadata(newest).custom_metadata
-    except Exception as error:
-        raise Refused(
-            f"{newest.path} is damaged ({type(error).__name__}: {str(error).splitlines()[0]}): "
-            "move it away to go on from the checkpoint before it"
-        ) from error
-    return run, places, newest.step, Position(**noted["position"])
+    state, noted = checkpoints.load(saver, newest, target)
+    return nnx.merge(graphdef, state), places, newest.step, Position(**noted["position"])
 
 
 # ---- what people see ------------------------------------------------------------------------
@@ -325,14 +393,15 @@ class Metrics:
         self.path = path
         if path is None:
             return
-        rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-        whole = [row for row in rows if None not in row.values()]
-        fresh = path.with_suffix(".new")
-        with fresh.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.FIELDS)
-            writer.writeheader()
-            writer.writerows(row for row in whole if int(row["step"]) <= step)
-        os.replace(fresh, path)
+        with checkpoints.writing_to(path, "--logs"):
+            rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+            whole = [row for row in rows if None not in row.values()]
+            fresh = path.with_suffix(".new")
+            with fresh.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self.FIELDS)
+                writer.writeheader()
+                writer.writerows(row for row in whole if int(row["step"]) <= step)
+            os.replace(fresh, path)
 
     def write(self, row: dict[str, Any]) -> None:
         """Before the step is saved, so that a saved step never lacks its row."""
@@ -344,7 +413,7 @@ class Metrics:
 def report(bar: tqdm, row: dict[str, Any]) -> None:
     """In the progress bar; as a line of the log where there is no bar, and after each test."""
     shown = f"loss {row['loss']:.4f}, {row['images_per_second']:,.0f} images/s, "
-    shown += f"{row['bytes_per_device'] / 1e6:.2f} MB each"
+    shown += f"{row['bytes_per_device'] / 1e6:.2f} MB per device"
     bar.set_postfix_str(shown)
     if "test_loss" in row:
         shown += f"; test: loss {row['test_loss']:.4f}, {row['test_accuracy']:.1%} right"
@@ -356,52 +425,60 @@ def open_log(folder: Path) -> Path | None:
     """Log to the terminal and train.log. Returns where metrics go: None but for process 0."""
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if jax.process_index() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(folder / "train.log"))
+        with checkpoints.writing_to(folder, "--logs"):
+            handlers.append(logging.FileHandler(folder / "train.log"))
         log.setLevel(logging.INFO)  # other loggers, and other processes, say warnings only
+        for name in LIBRARIES:
+            logging.getLogger(name).addHandler(handlers[-1])
     logging.basicConfig(format="%(asctime)s %(message)s", handlers=handlers, force=True)
     return folder / "metrics.csv" if jax.process_index() == 0 else None
-
-
-def stop_requests() -> Callable[[int], bool]:
-    """A question for after each step: did SIGTERM come, so that we should save and leave?"""
-    came = threading.Event()
-    if jax.process_count() == 1:  # with several JAX catches it, and all agree on a last step
-        signal.signal(signal.SIGTERM, lambda *_: came.set())
-    return lambda step: came.is_set() or multihost_utils.reached_preemption_sync_point(step)
 
 
 # ---- the program ----------------------------------------------------------------------------
 
 
 def train(args: argparse.Namespace) -> int:
-    mesh = models.make_mesh(args.strategy, args.data, args.model)
-    config = models.Config(args.L, args.D, args.F, compute=args.precision, remat=args.remat)
-    models.check_sizes(config, args.strategy, mesh, args.batch)
-    cloud = "://" in args.checkpoints
-    directory = args.checkpoints if cloud else os.path.abspath(args.checkpoints)
-    if cloud and not args.logs:
-        raise Refused(f"{directory} is no local folder: say with --logs where metrics go")
-    check_directory(directory, settings(args))
-    metrics_path = open_log(Path(args.logs or f"{directory}-logs"))
-    asked_to_stop = stop_requests()
-    with (
-        jax.set_mesh(mesh),
-        jax.default_matmul_precision("float32"),  # TPUs and GPUs would round to fewer bits
-        logging_redirect_tqdm(),  # lines of the log appear above the progress bar
-        open_checkpoints(directory, args.save_every, args.keep) as saver,
-    ):
+    config = config_of(args)
+    fits = functools.partial(models.fits, config, args.batch)
+    mesh = models.make_mesh(args.strategy, args.data, args.model, fits)
+    locks: list[checkpoints.Lock] = []  # empty but for process 0
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(checkpoints.release, locks)
+        at_end.callback(faulthandler.cancel_dump_traceback_later)
+        stop_requests = StopRequests()
+        at_end.callback(stop_requests.restore)
+        directory, logs, done = agreed(lambda: take_folders(args, mesh, locks))
+        if "://" not in directory:
+            agreed(lambda: checkpoints.check_shared(Path(directory)))
+        metrics_path = agreed(lambda: open_log(logs))
+        at_end.callback(logging.basicConfig, handlers=[], force=True)
+        for sentence in done:
+            log.warning(sentence)
+        at_end.enter_context(jax.set_mesh(mesh))
+        # TPUs and GPUs would round to fewer bits.
+        at_end.enter_context(jax.default_matmul_precision("float32"))
+        at_end.enter_context(logging_redirect_tqdm())  # lines of the log appear above the bar
+        saver = checkpoints.open_checkpoints(directory, args.save_every, args.keep)
         adamw = optax.adamw(args.learning_rate)
         make = functools.partial(models.make_run, config, args.strategy, adamw, args.seed)
         run, places, step, position = begin(saver, make, mesh)
-        held, metrics = bytes_held(run), Metrics(metrics_path, step)
+        saves = checkpoints.Saves(saver, step, locks)
         training, test = load_digits()
         epoch = -(-TRAIN_ROWS // args.batch)  # steps of one
         last = args.steps or args.epochs * epoch
+        if step >= last:
+            saves.close()
+            log.info(
+                f"nothing left to do: step {step} is saved in {directory}, and {last} were asked "
+                "for: to go on, give more --epochs or --steps"
+            )
+            return FINISHED
+        held, metrics = bytes_held(run), agreed(lambda: Metrics(metrics_path, step))
         log.info(
             f"{'going on after' if step else 'a new run from'} step {step} of {last}: "
             f"{args.strategy} on {mesh.shape['data']} x {mesh.shape['model']} "
-            f"{jax.default_backend()} devices of {jax.process_count()} processes, "
+            f"{jax.default_backend()} {'device' if mesh.size == 1 else 'devices'} of "
+            f"{counted(jax.process_count(), 'process', 'processes')}, "
             f"{held:,} bytes of state on each"
         )
         train_step = compiled_step(places, mesh, args.noise)
@@ -411,11 +488,17 @@ def train(args: argparse.Namespace) -> int:
             for rows, after in shuffled(TRAIN_ROWS, args.batch, args.seed, position)
         )
         ahead = itertools.pairwise(batches)  # the next one is on its way while one is in use
-        bar = tqdm(total=last, initial=step, unit="step", disable=None if metrics_path else True)
+        bar = at_end.enter_context(
+            tqdm(total=last, initial=step, unit="step", disable=None if metrics_path else True)
+        )
         stop, images, since = False, 0, None
-        while step < last and not stop:
+
+        def watch() -> None:
             if args.watchdog:  # it ends the process from a thread of C, wherever Python hangs
                 faulthandler.dump_traceback_later(args.watchdog, exit=True)
+
+        while step < last and not stop:
+            watch()
             (batch, count, position), _ = next(ahead)
             run, loss = train_step(run, batch)
             step, images = step + 1, images + count
@@ -424,46 +507,65 @@ def train(args: argparse.Namespace) -> int:
                 loss.block_until_ready()  # simulated devices share threads: a queue can hang
             if since is None:  # the first step was compiled as well: the clock starts after it
                 images, since = 0, time.perf_counter()
-            stop = asked_to_stop(step)
+            if saves.problem():
+                stop_requests.ask()
+            stop = stop_requests.after(step)
             saving = stop or step == last or saver.should_save(step)
             testing = step == last or (step % (args.evaluate_every or epoch) == 0 and not stop)
             if saving or testing or step % args.log_every == 0:
                 row = {"step": step, "epoch": position.epoch, "loss": float(loss)}
                 if not math.isfinite(row["loss"]):
-                    raise SystemExit(
-                        f"train.py: the loss is {row['loss']} at step {step}, which was not saved: "
-                        "begin anew, in other --checkpoints, with a smaller --learning-rate"
+                    saves.finish()
+                    raise Failed(
+                        f"the loss is {row['loss']} at step {step}, which was not saved: begin "
+                        "anew, in other --checkpoints, with a smaller --learning-rate"
                     )
                 speed = images / (time.perf_counter() - since)
                 row |= {"images_per_second": round(speed, 1), "bytes_per_device": held}
                 if testing:
                     row["test_loss"], row["test_accuracy"] = evaluate(run)
-                metrics.write(row)
+                try:
+                    metrics.write(row)
+                except OSError as error:  # on process 0 alone: the next save fails on all
+                    saves.trouble = saves.failure("metrics", logs, error)
                 report(bar, row)
                 images, since = 0, time.perf_counter()
-            if saving:  # in the background; what fails there is raised by the next save, or below
+            if saving:  # in the background
                 noted = {"settings": settings(args), "position": position._asdict()}
-                saver.save_async(step, nnx.state(run), force=True, custom_metadata=noted)
+                saves.start(step, nnx.state(run), noted)
         bar.close()
-        faulthandler.cancel_dump_traceback_later()
-        saver.wait()
+        watch()
+        saves.close()
         if step < last:
-            log.info(f"stopped by SIGTERM; step {step} is saved: the same command goes on from it")
-            return STOPPED
-        log.info(f"finished: step {step} is saved in {directory}; more --epochs or --steps go on")
+            by = "Ctrl-C" if stop_requests.interrupted else "SIGTERM"
+            log.info(f"stopped by {by}; step {step} is saved: the same command goes on from it")
+            return INTERRUPTED if stop_requests.interrupted else STOPPED
+        log.info(
+            f"finished: step {step} is saved in {directory}; to train on, give more --epochs or "
+            "--steps"
+        )
         return FINISHED
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    choose_devices(args)
-    try:
-        meet(args)
-        return train(args)
-    except Refused as refusal:
-        print(f"train.py: {refusal}", file=sys.stderr)
-        return REFUSED
+    with quiet_libraries():
+        try:
+            check_processes(args)
+            choose_devices(args)
+            meet(args)
+            return train(args)
+        except Refused as refusal:
+            print(f"train.py: {refusal}", file=sys.stderr)
+            return REFUSED
+        except Failed as failure:
+            print(f"train.py: {failure}", file=sys.stderr)
+            return FAILED
+        except KeyboardInterrupt:
+            print("train.py: interrupted before the first step", file=sys.stderr)
+            return INTERRUPTED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with quiet_libraries():
+        leave(main())

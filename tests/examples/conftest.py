@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -46,3 +47,24 @@ def run():
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """Runs share what the first of them compiled: half of the seconds of a short run."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    cache = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in cache}
+    with pytest.MonkeyPatch.context() as settings:
+        for name, value in cache.items():
+            settings.setenv(name.upper(), str(value))  # for processes that are started
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

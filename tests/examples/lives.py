@@ -58,15 +58,20 @@ def free_address():
 
 
 @contextlib.contextmanager
-def together(folder, count, *arguments, devices=None, **settings):
-    """train.py as several processes that share eight devices. None is left behind."""
+def together(folder, count, *arguments, devices=None, own=None, **settings):
+    """train.py as several processes that share eight devices. None is left behind.
+
+    `own` has what is different for some of them, by their number.
+    """
     address = free_address()
     given = ["--processes", count, "--coordinator", address]
     processes = []
     try:
         for number in range(count):
             more = [*given, "--process", number, *arguments]
-            processes.append(started(folder, *more, devices=devices or 8 // count, **settings))
+            mine = {"folder": folder, "devices": devices or 8 // count} | settings
+            mine |= (own or {}).get(number, {})
+            processes.append(started(mine.pop("folder"), *more, **mine))
         yield processes
     finally:
         for process in processes:

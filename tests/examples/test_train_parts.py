@@ -15,6 +15,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import checkpoints
+import endings
 import meshscope as ms
 import model
 import train
@@ -338,13 +340,15 @@ def test_preemption_saves_beside_the_interval(tmp_path, monkeypatch):
     """A policy that is only an interval would replace the default, which saves on preemption."""
     warned = set()
     monkeypatch.setattr(
-        train.multihost_utils, "reached_preemption_sync_point", lambda step: step in warned
+        endings.multihost_utils, "reached_preemption_sync_point", lambda step: step in warned
     )
-    with train.open_checkpoints(str(tmp_path / "run"), every=5, keep=2) as saver:
+    with checkpoints.open_checkpoints(str(tmp_path / "run"), every=5, keep=2) as saver:
         assert [step for step in range(1, 11) if saver.should_save(step)] == [5, 10]
         warned.add(7)
         assert [step for step in range(1, 11) if saver.should_save(step)] == [5, 7, 10]
-        assert train.stop_requests()(7) and not train.stop_requests()(8)
+        stop = endings.StopRequests()
+        stop.restore()
+        assert stop.after(7) and not stop.after(8)
         for step in (5, 7, 10):
             saver.save(step, {"w": jnp.ones(4)})
         assert [found.step for found in saver.checkpoints] == [7, 10]
