@@ -69,6 +69,7 @@ def toy(folder, shown=SHOWN, table=TABLE):
     """A book with one chapter, whose function is compiled, and the page of claims."""
     (folder / "book" / "cells").mkdir(parents=True, exist_ok=True)
     (folder / "book" / "compiled").mkdir(exist_ok=True)
+    (folder / "companion" / "many_devices").mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "book" / "cells" / "compilers.py", folder / "book" / "cells")
     (folder / "_config.yml").write_text(
         "html: {baseurl: 'https://x.org/'}\nsphinx: {config: {book_languages: {}}}\n"
