@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "faf2efe3706a69b8a8aa5ab33fbcbf29e1e2585557d8c76fa3fb6cc04a641c8b"
+SHA256 = "e5b76dcbc6293b044089ded37622ed759dc1a8749760077aeab2dc0709f99a04"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
