@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from many_devices import checks, helpers
+from many_devices import checks, helpers, logical
 from pages import cells_of, moved_pages
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
@@ -13,6 +13,23 @@ SHOWN = [
     ("02-variables", helpers.put),
     ("02-variables", helpers.traffic),
     ("02-variables", checks.misplaced),
+    ("06-logical-axes", checks.assert_placed),
+    ("06-logical-axes", logical.AxisRules),
+    ("06-logical-axes", logical.Rules),
+    ("06-logical-axes", logical.constrain),
+    ("06-logical-axes", logical.mesh_of),
+    ("06-logical-axes", logical.Config),
+    ("06-logical-axes", logical.weight),
+    ("06-logical-axes", logical.attend),
+    ("06-logical-axes", logical.Attention),
+    ("06-logical-axes", logical.normed),
+    ("06-logical-axes", logical.MLP),
+    ("06-logical-axes", logical.Block),
+    ("06-logical-axes", logical.Model),
+    ("06-logical-axes", logical.make_model),
+    ("06-logical-axes", logical.loss_of),
+    ("06-logical-axes", logical.make),
+    ("06-logical-axes", logical.step),
 ]
 
 

@@ -1,0 +1,542 @@
+"""Chapter 6, "Name the axes of the model, not of the machine": what the page says is true."""
+
+import itertools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from many_devices import checks
+from many_devices.data import images_BI
+from many_devices.helpers import attempt
+from pages import check_exercise, exercises_of
+
+PAGE = "06-logical-axes"
+P = jax.P
+NAMES = ("embed", "hidden")
+
+
+def named_layer():
+    """A layer of Flax's own whose kernel has names."""
+    metadata = {"out_sharding": NAMES}
+    return nnx.Linear(8, 16, use_bias=False, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+
+
+def optimizer_of(model):
+    return nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+
+# A name for each dimension, a table for the names
+
+
+def test_a_table_places_the_weight_as_axes_of_the_mesh_would(page):
+    """By columns and by rows, each device holds what out_sharding with mesh axes would give it."""
+    for name, spec in [("by_columns", (None, "model")), ("by_rows", ("model", None))]:
+        w_DF = page.weights[name]
+        with jax.set_mesh(page.mesh):
+            physical = nnx.Param(page.numbers, out_sharding=spec)
+        assert w_DF.sharding == physical.sharding and w_DF.sharding.spec == P(*spec)
+        held = {shard.device: shard.data for shard in w_DF.addressable_shards}
+        parts = np.split(page.numbers, page.mesh.shape["model"], axis=spec.index("model"))
+        for (_, i), device in np.ndenumerate(page.mesh.devices):
+            np.testing.assert_array_equal(held[device], parts[i])
+
+
+def test_the_weight_stores_the_finished_spec(page):
+    """A weight made with a table object stores mesh axes, so it carries no names."""
+    with jax.set_mesh(page.mesh):
+        assert page.make_weight(page.by_columns).out_sharding == P(None, "model")
+
+
+def test_the_compiled_program_knows_only_the_mesh(page):
+    """Names cost nothing: a program that makes the weight by names is the one that uses axes."""
+
+    def by_axes():
+        return nnx.Param(page.numbers, out_sharding=(None, "model"))
+
+    ways = [
+        lambda: page.make_weight(page.by_columns)[...],
+        lambda: page.Layer().w_DF[...],
+        lambda: by_axes()[...],
+    ]
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.columns):
+        by_object, by_context, physical = (jax.jit(way).lower().as_text() for way in ways)
+    assert by_object == by_context == physical and '"model"' in physical
+
+
+# A wrong table raises an error
+
+
+def test_a_misspelt_row_a_missing_row_and_a_collision_raise(page):
+    """Rules(hiden=…) is a TypeError, a name without a row a KeyError, a collision a ValueError."""
+    Rules, rules = page.Rules, page.Rules(embed="data", hidden="model")
+    assert attempt(lambda: Rules(hiden="data")).startswith("TypeError")
+    wide = Rules(embed=("data", "model"), heads="model")
+    for message, table, names in [
+        ("KeyError: \"no row for 'head'", rules, ("embed", "head")),
+        ("KeyError: \"no row for 'model'", rules, ("model", "hidden")),
+        ("ValueError: 'model' would be used twice", Rules(embed="model", hidden="model"), NAMES),
+        ("ValueError: 'model' would be used twice", wide, ("embed", "heads")),
+        ("ValueError: 'data' would be used twice", Rules(embed=("data", "data")), ("embed",)),
+    ]:
+        assert attempt(table, *names).startswith(message)
+
+
+def test_a_table_returns_an_entry_for_each_name_in_order(page):
+    """None stays whole, and a tuple stands for several mesh axes together."""
+    rules = page.Rules(embed="data", hidden="model")
+    assert rules("hidden", None, "embed") == P("model", None, "data")
+    assert rules("embed", "hidden") == P("data", "model")
+    assert page.Rules(embed=("data", "model"))("embed", None) == P(("data", "model"), None)
+
+
+def test_an_axis_that_no_mesh_has_raises_when_the_spec_meets_a_mesh(page):
+    """A mesh axis that does not exist raises an error later than the table's call."""
+    spec = page.Rules(embed="fsdp")("embed", "hidden")
+    with pytest.raises(ValueError, match="fsdp"):
+        jax.NamedSharding(page.mesh, spec)
+
+
+def test_a_size_that_devices_do_not_divide_raises_when_the_weight_is_made(page):
+    """Six columns over four devices raise an IndivisibleError; get_abstract_model does not notice."""
+    pairs = tuple(vars(page.by_columns).items())
+
+    def six_columns(names):
+        with jax.set_mesh(page.mesh), nnx.logical_axis_rules(pairs):
+            return nnx.Param(np.ones((8, 6)), out_sharding=names)
+
+    for names in (NAMES, page.by_columns(*NAMES)):  # both forms
+        odd = attempt(six_columns, names).replace("\n", " ")
+        assert odd.startswith("IndivisibleError") and "but the dimension size is 6" in odd
+
+    def six_linear():
+        metadata = {"out_sharding": page.by_columns(*NAMES)}
+        return nnx.Linear(8, 6, use_bias=False, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+
+    _, six = nnx.get_abstract_model(six_linear, page.mesh)
+    assert six["kernel"].shape == (8, 6) and six["kernel"].sharding.spec == P(None, "model")
+
+
+def test_too_few_names_for_a_weight_are_noticed_by_weight(page):
+    """weight raises an error if its spec has fewer entries than its shape."""
+    spec = page.by_columns("embed")
+    assert "for the shape" in attempt(page.weight, nnx.Rngs(0), (8, 8), spec)
+
+
+# Activations
+
+
+def test_names_do_not_reach_activations(page):
+    """JAX's constraint knows no names: inside Flax's context, a name is taken for a mesh axis."""
+
+    def by_name(x_BD):
+        return jax.lax.with_sharding_constraint(x_BD, P("batch", None))
+
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules([("batch", "data")]):
+        assert "Resource axis: batch" in attempt(by_name, page.numbers)
+    assert page.spec_of([("batch", "data")], "batch", None) == P("data", None)  # of a variable
+
+
+def test_constrain_shards_by_the_table_inside_jit_and_outside(page):
+    """With FSDP's table, constrain shards the batch along data."""
+    mesh, rules = page.mesh, page.fsdp_rules
+    with jax.set_mesh(mesh):
+        kept = page.constrain(page.numbers, rules, "batch", None)
+        in_jit = jax.jit(lambda x: page.constrain(x, rules, "batch", None))(page.numbers)
+    assert kept.sharding.shard_shape((8, 16)) == (8 // mesh.shape["data"], 16)
+    assert kept.sharding.is_equivalent_to(in_jit.sharding, 2)
+
+
+def test_an_activation_with_batch_and_embed_collides_under_fsdp(page):
+    """In FSDP batch and embed are both sharded along data, so an activation's embed is None."""
+    with jax.set_mesh(page.mesh):
+        raised = attempt(page.constrain, page.numbers, page.fsdp_rules, "batch", "embed")
+    assert raised.startswith("ValueError: 'data' would be used twice")
+
+
+def test_constrain_wants_a_name_or_none_for_each_dimension(page):
+    """Too few names for an activation raise an error."""
+    with jax.set_mesh(page.mesh):
+        raised = attempt(page.constrain, page.numbers, page.fsdp_rules, "batch")
+    assert raised.startswith("ValueError: ('batch',) for the shape")
+
+
+def test_with_fsdp_only_the_weight_changes(page):
+    """The table of the page: with embed="data" added, the activations are sharded as before."""
+    for embed in (None, "data"):
+        rules = page.Rules(batch="data", hidden="model", embed=embed)
+        assert rules("embed", "hidden") == P(embed, "model")
+        assert rules("batch", None) == P("data", None)
+        assert rules("batch", "hidden") == P("data", "model")
+
+
+# The model
+
+
+def test_attention_computes_what_flax_computes(page):
+    """With the same kernels, Attention gives the numbers of nnx.MultiHeadAttention."""
+    tiny = page.tiny
+    with jax.set_mesh(page.mesh):
+        ours = page.Attention(tiny, page.Rules(), nnx.Rngs(0))
+    theirs = nnx.MultiHeadAttention(tiny.H, tiny.D, decode=False, rngs=nnx.Rngs(0))
+    for part, name in [
+        (theirs.query, "w_q_DHC"),
+        (theirs.key, "w_k_DHC"),
+        (theirs.value, "w_v_DHC"),
+        (theirs.out, "w_o_HCD"),
+    ]:
+        part.kernel.set_value(np.asarray(getattr(ours, name)))  # biases are zero
+    x_BSD = np.random.default_rng(0).normal(size=(2, tiny.S, tiny.D)).astype("float32")
+    np.testing.assert_allclose(ours(x_BSD), theirs(x_BSD), atol=1e-5)
+
+
+def test_a_patch_is_a_corner_of_the_image(page):
+    """Patches are 2 x 2 pixels: the second has rows 0 and 1, columns 2 and 3."""
+    corner = images_BI.reshape(-1, 8, 8)[:, :2, 2:4]
+    np.testing.assert_array_equal(page.patches_BSI[:, 1], corner.reshape(-1, page.tiny.I))
+
+
+# Five strategies are five tables
+
+
+BY_HAND = {  # the spec of each weight, by the letters of its dimensions; those left out are whole
+    "one device": {},
+    "data parallel": {},
+    "FSDP": {
+        "ID": P(None, "data"),
+        "SD": P(None, "data"),
+        "D": P("data"),
+        "DHC": P("data", None, None),
+        "HCD": P(None, None, "data"),
+        "DF": P("data", None),
+        "FD": P(None, "data"),
+        "DV": P("data", None),
+    },
+    "tensor parallel": {
+        "F": P("model"),
+        "DHC": P(None, "model", None),
+        "HCD": P("model", None, None),
+        "DF": P(None, "model"),
+        "FD": P("model", None),
+        "DV": P(None, "model"),
+    },
+    "FSDP x tensor": {
+        "ID": P(None, "data"),
+        "SD": P(None, "data"),
+        "D": P("data"),
+        "F": P("model"),
+        "DHC": P("data", "model", None),
+        "HCD": P("model", None, "data"),
+        "DF": P("data", "model"),
+        "FD": P("model", "data"),
+        "DV": P("data", "model"),
+    },
+}
+
+
+def abstract_weights(make, mesh):
+    return nnx.to_flat_state(nnx.get_abstract_model(make, mesh)[1])
+
+
+def test_each_table_places_every_weight_as_written_by_hand(page):
+    """Under each table all 13 weights have the specs that the picture shows, as Flax's context too."""
+
+    class Named(page.Model):  # keeps names, for Flax's context to look up
+        def __init__(self):
+            super().__init__(page.tiny, lambda *names: names, nnx.Rngs(0))
+
+    assert page.tables.keys() == BY_HAND.keys() == page.meshes.keys()
+    for name, rules in page.tables.items():
+        mesh = page.meshes[name]
+        by_object = abstract_weights(partial(page.make_model, page.tiny, rules), mesh)
+        with nnx.logical_axis_rules(tuple(vars(rules).items())):
+            by_context = abstract_weights(Named, mesh)
+        assert len(by_object) == len(by_context) == 13
+        for (path, ours), (_, flax) in zip(by_object, by_context, strict=True):
+            letters = path[-1].split("_")[-1]  # w_q_DHC: DHC
+            spec = BY_HAND[name].get(letters, P())
+            spec = P(None, *spec) if path[0] == "blocks" else spec  # the axis of layers
+            wanted = jax.NamedSharding(mesh, spec)
+            assert ours.sharding.is_equivalent_to(wanted, ours.ndim), (name, path)
+            assert flax.sharding.is_equivalent_to(wanted, ours.ndim), (name, path)
+
+
+def test_head_size_may_take_a_free_axis(page):
+    """head_size goes along any axis that its weight has free, without a change of the model."""
+    rules = page.Rules(batch="data", embed="data", head_size="model")
+    weights = abstract_weights(lambda: page.make_model(page.tiny, rules), page.mesh)
+    found = {path[-1]: weight.sharding.spec for path, weight in weights}
+    assert found["w_q_DHC"] == P(None, "data", None, "model")
+    assert found["w_o_HCD"] == P(None, None, "model", "data")
+
+
+def test_what_a_device_holds_under_each_table(page):
+    """Of 903,936 bytes FSDP leaves 115,680 on a device, because b_F stays whole."""
+    held, tiny = page.held, page.tiny
+    assert held["one device"] == held["data parallel"] == 903_936 == 4 * 225_984
+    assert 903_936 // 8 == 112_992
+    assert held["FSDP"] == 115_680 == 4 * (28_152 + 768) and 28_152 * 8 + 768 == 225_984
+    whole = 4 * tiny.D + 16 * tiny.D + tiny.L * 3 * tiny.D  # what tensor parallelism leaves whole
+    assert held["tensor parallel"] == 121_728 == 4 * ((225_984 - whole) // 8 + whole)
+    weights = abstract_weights(lambda: page.make_model(tiny, page.Rules()), page.mesh)
+    shapes = {path[-1]: weight.shape for path, weight in weights}
+    assert sum(math.prod(shape) for shape in shapes.values()) == 225_984
+    assert shapes["b_F"] == (2, 384) and shapes["w_q_DHC"] == (2, 96, 8, 12)
+
+
+# The losses
+
+
+def test_the_losses_agree_under_every_table_and_fall(page):
+    """Three steps give the same losses, to 1e-5, under the five tables and a senseless one."""
+    senseless = page.Rules(batch="data", embed="model", hidden="data", head_size="data")
+    runs = {name: (page.tables[name], page.meshes[name]) for name in page.tables}
+    runs["senseless"] = senseless, page.mesh
+    losses = {name: page.three_steps(*run) for name, run in runs.items()}
+    reference = np.array(losses["one device"])
+    assert len(losses) == 6 and len(reference) == 3 and (np.diff(reference) < 0).all()
+    for name, values in losses.items():
+        np.testing.assert_allclose(values, reference, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(page.losses, reference, rtol=1e-5)  # as printed last
+    model, _ = page.place(senseless, page.mesh)
+    assert model.blocks.mlp.w_DF.sharding.spec == P(None, "model", "data")
+
+
+# Flax's own tables
+
+
+def test_flax_places_a_variable_by_its_own_table_or_by_the_context(page):
+    """Both forms of Flax's table place the array as mesh axes do, and the variable keeps its names."""
+    for table, spec in [(page.columns, (None, "model")), (page.rows, ("model", None))]:
+        with jax.set_mesh(page.mesh):
+            physical = nnx.Param(page.numbers, out_sharding=spec)
+            own = nnx.Param(page.numbers, out_sharding=NAMES, sharding_rules=table)
+            with nnx.logical_axis_rules(table):
+                layer = page.Layer()
+        for weight in (own, layer.w_DF):
+            assert weight.sharding == physical.sharding and weight.out_sharding == NAMES
+            np.testing.assert_array_equal(weight, page.numbers)
+    assert page.own.sharding.spec == P(None, "model")
+    assert page.own.out_sharding == NAMES
+
+
+def test_inside_the_context_every_reader_of_names_looks_them_up(page):
+    """Constructors, get_abstract_model and get_partition_spec follow the table in the context."""
+    for table, spec in [(page.columns, P(None, "model")), (page.rows, P("model", None))]:
+        for make, name in [(page.Layer, "w_DF"), (named_layer, "kernel")]:
+            with jax.set_mesh(page.mesh), nnx.logical_axis_rules(table):
+                made, (_, shapes) = make(), nnx.get_abstract_model(make, page.mesh)
+                read = nnx.get_partition_spec(nnx.state(made))[name].get_value()
+            made_spec = getattr(made, name).sharding.spec
+            assert [made_spec, shapes[name].sharding.spec, read] == [spec] * 3
+
+
+def test_outside_the_context_readers_of_names_raise(page):
+    """A constructor, get_abstract_model, get_named_sharding and Optimizer raise a ValueError."""
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.rows):
+        layer = page.Layer()
+    no_axis = "ValueError: Resource axis: embed of P('embed', 'hidden') is not found"
+    with jax.set_mesh(page.mesh):
+        for reader in (
+            page.Layer,
+            named_layer,
+            lambda: nnx.get_abstract_model(page.Layer, page.mesh),
+            lambda: nnx.get_named_sharding(nnx.state(layer), page.mesh),
+            lambda: optimizer_of(layer),
+        ):
+            assert attempt(reader).startswith(no_axis)
+
+
+def test_get_partition_spec_returns_names_without_a_table(page):
+    """It looks at no mesh, so outside the context it returns a spec of names."""
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.rows):
+        layer = page.Layer()
+    with jax.set_mesh(page.mesh):
+        of_names = nnx.get_partition_spec(nnx.state(layer))["w_DF"].get_value()
+    assert of_names == P("embed", "hidden")
+
+
+def test_a_variable_with_a_table_of_its_own_needs_no_context(page):
+    """Its readers work outside a context, and a context with other rules raises an error."""
+
+    class Own(nnx.Module):
+        def __init__(self):
+            self.w_DF = nnx.Param(page.numbers, out_sharding=NAMES, sharding_rules=page.columns)
+
+    with jax.set_mesh(page.mesh):
+        own = Own()
+        state = nnx.state(own)
+        specs = [
+            nnx.get_abstract_model(Own, page.mesh)[1]["w_DF"].sharding.spec,
+            nnx.get_named_sharding(state, page.mesh)["w_DF"].get_value().spec,
+            nnx.get_partition_spec(state)["w_DF"].get_value(),
+            optimizer_of(own).opt_state[0].mu["w_DF"].sharding.spec,
+        ]
+        assert specs == [P(None, "model")] * 4
+        with nnx.logical_axis_rules(page.rows):
+            assert "Inconsistent logical axis annotations for embed" in attempt(Own)
+
+
+def test_the_context_belongs_to_one_thread(page):
+    """A table set in one thread is not seen in another."""
+
+    def in_a_thread():
+        with jax.set_mesh(page.mesh):
+            return attempt(page.Layer)
+
+    with (
+        jax.set_mesh(page.mesh),
+        nnx.logical_axis_rules(page.rows),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert page.Layer().w_DF.sharding.spec == P("model", None)
+        assert "Resource axis: embed" in pool.submit(in_a_thread).result()
+
+
+# What Flax raises, and what it accepts
+
+
+def test_three_wrong_tables_raise(page):
+    """A missing row, an axis that the mesh does not have, and a collision raise in Flax."""
+    assert page.spec_of(page.columns, *NAMES) == P(None, "model")  # as meant
+    for message, table in [
+        ("Resource axis: embed of", page.no_row),
+        ("Resource axis: fsdp of", page.no_such_axis),
+        ("DuplicateSpecError", page.collision),
+    ]:
+        assert message in attempt(page.spec_of, table, *NAMES)
+    assert "too many values" in attempt(page.spec_of, dict(page.columns), *NAMES)
+
+
+def test_four_mistakes_pass(page):
+    """A name that is an axis, a row that nothing uses, two rows for a name, too few names."""
+    spec_of = page.spec_of
+    assert spec_of(page.forgotten_row, "model", "hidden") == P("model", None)
+    assert spec_of(page.misspelt, *NAMES) == P(None, "model")
+    assert spec_of(page.two_rows, *NAMES) == P(None, "model")
+    assert spec_of(page.two_rows[::-1], *NAMES) == P("data", "model")  # the last row wins
+    assert spec_of(page.columns, "hidden") == P("model")
+    assert spec_of(page.columns, "embed") == P(None)
+
+
+def test_where_every_name_has_one_row_both_forms_place_alike(page):
+    """Of all 64 tables for three names, object and Flax agree: 13 specs, and 51 errors."""
+    names, axes = ("hidden", "embed", "batch"), (None, "data", "model", "fsdp")
+    errors = 0
+    for choice in itertools.product(axes, repeat=3):
+        pairs = tuple(zip(names, choice))
+        try:
+            with jax.set_mesh(page.mesh), nnx.logical_axis_rules(pairs):
+                flax = nnx.Param(np.ones((8, 8, 8)), out_sharding=names).sharding
+        except Exception:
+            flax = "an error"
+        try:
+            ours = jax.NamedSharding(page.mesh, page.Rules(**dict(pairs))(*names))
+        except ValueError:
+            ours = "an error"
+        assert ours == flax, (pairs, ours, flax)
+        errors += ours == "an error"
+    assert errors == 64 - 13  # 1 whole, 6 with one axis, 6 with both
+
+
+def test_two_rows_for_a_name_are_a_syntax_error_in_a_table_object():
+    """Two rows for embed would be a SyntaxError."""
+    with pytest.raises(SyntaxError, match="keyword argument repeated: embed"):
+        compile('Rules(embed="data", embed=None)', "a table", "eval")
+
+
+# The old table
+
+
+def specs_by(page, init):
+    """What init makes under the two tables, one after the other."""
+    found = []
+    for table in (page.columns, page.rows):
+        with jax.set_mesh(page.mesh), nnx.logical_axis_rules(table):
+            found.append(init(table).w_DF.sharding.spec)
+    return found
+
+
+def test_a_jitted_constructor_remembers_the_old_table(page):
+    """With another table in the context, the compiled program of the first one runs."""
+    assert page.init_layer._cache_size() == 1
+    assert specs_by(page, lambda table: page.init_layer()) == [P(None, "model")] * 2
+    assert specs_by(page, lambda table: page.Layer()) == [P(None, "model"), P("model", None)]
+
+
+def test_a_static_argument_is_looked_up(page):
+    """With the table as a static argument there are two programs, and each table is obeyed."""
+    assert page.init_layer_by._cache_size() == page.init_weight._cache_size() == 2
+    pieces = [(8, 4), (2, 16)]
+    for table, rules, piece in zip(
+        (page.columns, page.rows), (page.by_columns, page.by_rows), pieces
+    ):
+        with jax.set_mesh(page.mesh):
+            made = page.init_layer_by(table).w_DF, page.init_weight(rules)
+        assert [weight.sharding.shard_shape((8, 16)) for weight in made] == [piece] * 2
+    for weight in (page.w_DF, page.w2_DF):  # as the cell left them: the second table
+        assert weight.sharding.shard_shape((8, 16)) == (2, 16)
+
+
+def test_a_table_object_from_outside_is_remembered_too(page):
+    """A jitted constructor keeps the first object; as a static argument each is obeyed."""
+    outside = [page.Rules(embed="data"), page.Rules(hidden="model")]
+    from_outside = jax.jit(lambda: page.make_model(page.tiny, outside[0]))
+    by_argument = jax.jit(page.make_model, static_argnums=(0, 1))
+    with jax.set_mesh(page.mesh):
+        obeyed = [by_argument(page.tiny, table).rules for table in outside]
+        first, new = from_outside(), outside.pop()
+        outside[0] = new
+        second = from_outside()
+    assert obeyed == [first.rules, new] and second.rules == first.rules != new
+    page.assert_placed(second, page.mesh)  # sharded by the first table: not noticed
+    assert hash(page.Rules(embed="data")) == hash(page.Rules(embed="data")) != hash(page.Rules())
+
+
+def test_the_training_step_looks_its_table_up(page):
+    """The model is an argument, and its table is static in it: another table is another trace."""
+    traces = []
+
+    @jax.jit
+    def traced(model):
+        traces.append(model.rules)
+        return model.w_ID + 0
+
+    for name in ("one device", "data parallel"):  # all weights are whole under both
+        model, _ = page.place(page.tables[name], page.mesh)
+        assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(model))
+        traced(model)
+        traced(model)
+    assert traces == [page.tables["one device"], page.tables["data parallel"]]
+
+
+def test_assert_placed_catches_the_old_table_of_names(page):
+    """Of a model with names it compares with the table in the context, and names the weight."""
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.rows):
+        for check in (page.assert_placed, checks.assert_placed):
+            raised = attempt(check, page.layer, page.mesh)
+            assert raised.startswith("AssertionError: ('w_DF',) is sharded as P(None, 'model')")
+    for table in (page.columns, page.rows):
+        with jax.set_mesh(page.mesh), nnx.logical_axis_rules(table):
+            page.assert_placed(page.Layer(), page.mesh)
+            page.assert_placed(page.init_layer_by(table), page.mesh)
+
+
+def test_assert_placed_finds_a_weight_that_was_assigned_elsewhere(page):
+    """Of a model with specs, which needs no context, it finds a weight with another sharding."""
+    model, _ = page.place(page.tables["FSDP"], page.meshes["FSDP"])
+    page.assert_placed(model, page.meshes["FSDP"])
+    whole = jax.device_put(np.asarray(model.w_ID), jax.NamedSharding(page.meshes["FSDP"], P()))
+    model.w_ID.set_value(whole)
+    raised = attempt(page.assert_placed, model, page.meshes["FSDP"])
+    assert raised.startswith("AssertionError: ('w_ID',) is sharded as P()")
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)
