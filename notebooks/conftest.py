@@ -116,7 +116,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     say(", ".join(installed[2:]))
     say(answer(python, DEVICES))
     if failed:
-        say("Which releases pass: https://many-devices.github.io/one-program/book/matrix.html")
+        say("Tested releases: https://github.com/many-devices/one-program/blob/main/requirements.txt")
     if os.environ.get("GITHUB_ACTIONS"):
         about = "%0A".join([*installed[2:5]])
         for text in failed:  # shown on the run's page

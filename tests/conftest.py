@@ -10,10 +10,6 @@ LONGEST = (
 )
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "reads(*patterns): no longer read; to be removed with its uses")
-
-
 def pytest_collection_modifyitems(items):
     ranks = {file: rank for rank, file in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.nodeid.split("::")[0], len(ranks)))

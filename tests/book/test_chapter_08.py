@@ -8,7 +8,7 @@ from bookkit.run.calls import LOADED_PACKAGES, answers
 from bookkit.run.execute import executed_with_calls
 from rules import BOOK
 
-pytestmark = pytest.mark.reads()  # the code of pages alone
+pytestmark = pytest.mark.newest  # of kernels and setup cells: once is enough
 
 PAGE = "book/08-distributed-arrays"
 

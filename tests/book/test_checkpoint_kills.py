@@ -21,7 +21,7 @@ import pytest
 
 from bookkit.model.chapter import by_name
 
-pytestmark = [pytest.mark.kills, pytest.mark.reads()]  # the code of the page
+pytestmark = pytest.mark.kills  # the code of the page
 
 LAST = 40  # steps of training; every second one is saved
 KILLS = int(os.environ.get("CHECKPOINT_KILLS", "5"))  # in each of two runs; every night, twelve

@@ -1,7 +1,6 @@
 """Exercises: the check rejects the stub and a wrong answer, and accepts the solution.
 
-The calls that a reader could make are executed with the chapter, by `bookkit offline` if it ran, else
-here (bookkit/run/calls.py); wrong answers stand in the tables of tests/.
+The calls that a reader could make are executed with the chapter (bookkit/run/calls.py); wrong answers stand in the tables of tests/.
 """
 import pytest
 
@@ -12,7 +11,7 @@ from bookkit.run.calls import SOLUTION, STUB, WRONG, answers, wrong_answers
 from bookkit.run.execute import executed_with_calls
 from rules import BOOK, verify
 
-pytestmark = pytest.mark.reads()  # the code of pages alone
+pytestmark = pytest.mark.newest  # of kernels and setup cells: once is enough
 
 WANTED = {STUB: "not yet", WRONG: "not yet", SOLUTION: "correct"}
 PAGES = [page for page in BOOK.chapters if exercises(by_name()[page.removeprefix("book/")])]

@@ -19,8 +19,9 @@ from jupyter_client.manager import start_new_kernel
 
 from bookkit.model.chapter import load_chapter
 
+pytestmark = pytest.mark.newest  # of kernels and setup cells: once is enough
+
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.reads("book/11-processes.md")
 
 PROGRAMS = """
 def sleeps(seconds):

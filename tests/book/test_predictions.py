@@ -13,7 +13,7 @@ from bookkit.model.chapter import chapters
 from bookkit.run.cells import as_jobs, run_jobs
 from rules import verify
 
-pytestmark = pytest.mark.reads()  # the code of pages alone
+pytestmark = pytest.mark.newest  # of kernels and setup cells: once is enough
 
 OTHERS = ("(4, 2)", "(1, 8)")
 

@@ -14,7 +14,7 @@ import pytest
 
 from rules import BOOK, verify
 
-pytestmark = pytest.mark.reads()  # the setup cell alone
+pytestmark = pytest.mark.newest  # of kernels and setup cells: once is enough
 
 SETUP = BOOK.root / "book" / "cells" / "setup.py"
 AROUND = '''

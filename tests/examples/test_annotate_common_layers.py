@@ -8,7 +8,6 @@ import pytest
 from machines import DEVICES
 
 PAGE = "book/flax-layers.md"
-pytestmark = pytest.mark.reads(PAGE)  # besides, programs alone
 
 PIECES = """
 import jax, numpy as np

@@ -3,8 +3,6 @@
 import pytest
 from machines import DEVICES
 
-pytestmark = pytest.mark.reads()  # programs alone
-
 CREATE = """
 import jax, jax.numpy as jnp, numpy as np
 import create_sharded as example

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.reads()  # programs alone
-
 FILE = Path(__file__).parents[2] / "examples" / "explicit_types.py"
 SOURCE = FILE.read_text("utf-8")
 

@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.reads()  # programs alone
-
 FILE = Path(__file__).parents[2] / "examples" / "find_line.py"
 LINES = FILE.read_text("utf-8").splitlines()
 

@@ -17,7 +17,7 @@ from lives import ROOT
 
 import train
 
-pytestmark = [pytest.mark.reads(), pytest.mark.newest]  # programs alone
+pytestmark = pytest.mark.newest  # programs alone
 
 LAUNCH = ROOT / "examples" / "launch"
 STEPS = ["--steps", "4", "--log-every", "1"]

@@ -10,8 +10,6 @@ import pytest
 
 from rules import BOOK
 
-pytestmark = pytest.mark.reads("book/quickstart.md")  # besides, programs alone
-
 PROGRAM = BOOK.root / "examples" / "quickstart.py"
 PAGE = BOOK.root / "book" / "quickstart.md"
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n((?::[^\n]*\n)*)\n?(.*?)^```$", re.M | re.S)

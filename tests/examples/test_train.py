@@ -19,7 +19,7 @@ from lives import ROOT
 import model
 import train
 
-pytestmark = [pytest.mark.reads(), pytest.mark.usefixtures("compiled_once")]  # programs alone
+pytestmark = pytest.mark.usefixtures("compiled_once")  # programs alone
 
 STEPS = 46  # two epochs of 23 batches; the last batch of each has 29 rows instead of 64
 EVERY_STEP = ["--steps", STEPS, "--log-every", 1, "--save-every", 20]

@@ -28,7 +28,7 @@ import model
 import train
 from model import Refused
 
-pytestmark = [pytest.mark.reads(), pytest.mark.usefixtures("compiled_once")]  # programs alone
+pytestmark = pytest.mark.usefixtures("compiled_once")  # programs alone
 
 SMALL = ["--L", "1", "--D", "64", "--F", "128", "--strategy", "fsdp"]
 BASE = [*SMALL, "--save-every", "2", "--log-every", "1"]

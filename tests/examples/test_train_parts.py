@@ -21,8 +21,6 @@ import meshscope as ms
 import model
 import train
 
-pytestmark = pytest.mark.reads()  # programs alone
-
 P = jax.P
 SMALL = model.Config()
 COMPILED = []  # what JAX hands to the compiler, by name

@@ -13,7 +13,7 @@ import lives
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.kills, pytest.mark.reads()]  # programs alone
+pytestmark = pytest.mark.kills  # programs alone
 
 KILLS = int(os.environ.get("TRAIN_PROCESS_KILLS", "3"))
 SEED = int(os.environ.get("TRAIN_SEED", "18"))

@@ -9,8 +9,6 @@ import lives
 import pytest
 from machines import DEVICES
 
-pytestmark = pytest.mark.reads()  # programs alone
-
 FILE = lives.ROOT / "examples" / "test_sharding.py"
 SOURCE = FILE.read_text("utf-8")
 

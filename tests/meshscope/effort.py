@@ -2,7 +2,7 @@
 
 import os
 
-# `make mutants-meshscope` runs every test for hundreds of planted faults.
+# mutmut runs the tests for hundreds of planted faults.
 FEWER = int(os.environ.get("MESHSCOPE_FEWER_EXAMPLES", "1"))
 
 

@@ -26,7 +26,6 @@ from meshscope import PALETTE as COLOURS
 from meshscope import _compat, _show
 from meshscope._placement import place
 
-pytestmark = pytest.mark.reads()  # the package alone
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 

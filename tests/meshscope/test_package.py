@@ -17,7 +17,6 @@ import pytest
 
 import meshscope as ms
 
-pytestmark = pytest.mark.reads()  # the package alone
 SOURCE = pathlib.Path(ms.__file__).parent
 EXAMPLES = list(doctests.examples())
 
