@@ -54,12 +54,13 @@ def said(function, *inputs):
     raise AssertionError("nothing was raised")
 
 
-def assert_raised(page, slug, pieces, before=None):
+def assert_raised(page, slug, pieces, before=None, elsewhere=()):
     """The heading quotes these pieces, and the first cell of the entry printed each of them.
 
     `before` gives the words of earlier releases: {piece: (the first release with it, other words)}.
+    The pieces `elsewhere`, at the end of the heading, are raised by another test.
     """
-    assert quoted_in_headings(page.name)[slug] == list(pieces)
+    assert quoted_in_headings(page.name)[slug] == [*pieces, *elsewhere]
     for piece in pieces:
         release, others = (before or {}).get(piece, ((), None))
         wanted = piece if jax.__version_info__ >= release else others
