@@ -19,7 +19,7 @@ STYLE = (
     ".meshscope table{border-collapse:collapse;border:0;color:inherit;background:none;margin:0;"
     "font-size:.9em;font-variant-numeric:tabular-nums}"
     ".meshscope caption{caption-side:top;text-align:left;color:inherit;padding:.2em 0;"
-    "width:max-content;max-width:90vw;white-space:pre-line}"
+    "width:max-content;max-width:90vw}"
     ".meshscope th,.meshscope td{padding:.2em 1.2em .2em 0;text-align:left;color:inherit;"
     "background:none;border:0;vertical-align:top;"
     "border-bottom:1px solid rgba(128,128,128,.3)}"
@@ -113,7 +113,8 @@ class Report:
     def _repr_html_(self) -> str:
         content = self._content()
         title, rows = content.title, content.rows
-        caption = f"<caption{title.attributes()}>{html(title)}</caption>"
+        lines = html(title).replace("\n", "\n<br/>")
+        caption = f"<caption{title.attributes()}>{lines}</caption>"
         if not rows:
             return f'<div class="meshscope">{STYLE}<table class="meshscope">{caption}</table></div>'
         # A fold that hides a row or two costs more room than it saves.

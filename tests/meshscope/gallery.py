@@ -36,6 +36,7 @@ def drawings():
         return AbstractMesh(sizes, names[: len(sizes)], axis_types=(kind,) * len(sizes))
 
     cube, line = mesh_of(2, 2, 2), mesh_of(8)
+    w = shape(P("data"), 8, 16)
     explicit = mesh_of(2, 4, kind=AxisType.Explicit)
     yield "mesh", ms.show(mesh_of(2, 4), "a mesh")
     yield "mesh-line", ms.show(line)
@@ -85,6 +86,9 @@ def drawings():
     wide = NamedSharding(abstract(2, 16), P("data", "model"))
     yield "numbers-thinned-twice", ms.show(((4, 16_000_000), wide))
     yield "nothing", ms.show(shape(P("data"), 0, 16))
+    there = NamedSharding(mesh_of(2, 4), P("data"), memory_kind="pinned_host")
+    yield "host-memory", ms.show(((8, 16), there))
+    yield "table-host-memory", ms.show({f"w{n:02}": ((8, 16), (there, w.sharding)[n % 2]) for n in range(13)})
     yield "unnamed-axes", ms.show(shape(P("Y"), 8, 16, mesh=mesh_of(2, 4, names=("rows", "Y"))))
     yield "one-device", ms.show(jnp.ones((4, 4)))
     yield "tree", ms.show({"w": shape(P("data"), 8, 16), "b": shape(P("model"), 16)}, "parameters")
@@ -205,6 +209,10 @@ def tables():
     yield "collectives-one", rows[:1]
     yield "collectives-none", rows[:0]
     yield "collectives-text", ms.collectives(total.as_text(), mesh)
+    half = compiled(lambda w: w.sum(0), shape(P("data"), 8, 16, dtype="bfloat16"))
+    yield "collectives-for-cpu", ms.collectives(half)
+    yield "difference-for-cpu", ms.diff(rows[:0], ms.collectives(half))
+    yield "collectives-text-for-cpu", ms.collectives(half.as_text(), mesh)
     fields = ("kind", "axes", "dtype", "shape", "payload_bytes", "executions", "inside_loop",
               "op_name", "source_line", "within", "groups", "group_size", "wire_bytes")  # fmt: skip
     yield "by-everything", rows.by(*fields)

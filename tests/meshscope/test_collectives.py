@@ -362,8 +362,8 @@ def test_bad_arguments_say_what_to_pass():
         (jitted, r"call .lower\(...\).compile\(\) first"),
         (jitted.lower(1.0), r"call .compile\(\) first"),
         (jitted.trace(1.0), r"call .lower\(...\).compile\(\) first"),
-        (jnp.ones(3), "expected a compiled program"),
-        (np.ones(3), "expected a compiled program, not ndarray"),
+        (jnp.ones(3), "not a compiled program: pass jax.jit"),
+        (np.ones(3), "of type ndarray and on the host, not a compiled program"),
     ]:
         with pytest.raises(TypeError, match=says):
             ms.collectives(wrong)

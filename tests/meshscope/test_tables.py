@@ -211,6 +211,7 @@ def test_text_and_page_say_the_same():
         ((_, title),) = page.named("caption")
         above, lines = title.split("\n"), repr(result).split("\n")
         assert lines[: len(above)] == above
+        assert len(page.named("br")) == len(above) - 1
         lines = lines[len(above) :]
         cells = [text for tag, _, text in page.elements if tag in ("td", "th")]
         if heads := page.named("details"):  # they stand above the rows that unfold, too
