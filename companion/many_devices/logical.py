@@ -193,13 +193,16 @@ def step(model, optimizer, batch):
     return model, optimizer, loss
 
 
+QUICK = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
+
+
 def step_program(config, rules, mesh, B):
     """The step for a batch of B images, compiled from shapes and not run."""
     state = nnx.merge(*nnx.get_abstract_model(lambda: make(config, rules), mesh))
-    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     by_images = jax.NamedSharding(mesh, rules("batch"))
     like = partial(jax.ShapeDtypeStruct, sharding=by_images)
     batch = like((B, config.S, config.I), "float32"), like((B,), "int32")
     with jax.set_mesh(mesh):
-        jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*places, None))
-        return jitted.lower(*state, batch).compile()
+        jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
+        return jitted.lower(*state, batch).compile(QUICK)
