@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "e5b76dcbc6293b044089ded37622ed759dc1a8749760077aeab2dc0709f99a04"
+SHA256 = "7d29d1d09a965aa2c5bf4db393a7a4608b8f8a835013958631cf0919ffdbef30"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -2,7 +2,7 @@
 import importlib, importlib.metadata as metadata, os, re, subprocess, sys
 SITE = "https://many-devices.github.io/one-program/"
 WHEEL = SITE + "wheels/meshscope-0.1.0-py3-none-any.whl"
-SHA256 = "84e71e7b2b3b655e33075e1580a8c0a5eeff83b39fcab6c88aca448fdaf482ae"
+SHA256 = "6b19dea17487f9f940fd0ad6b481adecb7bc0415b3dad45ec5b5caa112734f59"
 COLAB = ["jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12",  # keep its numpy
          f"meshscope @ {WHEEL}#sha256={SHA256}"]  # and no other
 OLDEST = {"jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8",

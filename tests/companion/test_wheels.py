@@ -16,7 +16,7 @@ import pytest
 
 from bookkit.model import package
 from bookkit.model.package import CELL, CELL_HASH, COMPANION, MESHSCOPE, REQUIREMENT, build_wheel
-from bookkit.words.sync import pinned
+from bookkit.words import sync
 
 ROOT = Path(__file__).parents[2]
 SITE = "https://many-devices.github.io/one-program/"
@@ -105,7 +105,8 @@ def served(tmp_path):
         for name in ("jax", "jaxlib", "flax"):  # the releases that are here
             text = re.sub(rf'"{name}==[\d.]+"', f'"{name}=={metadata.version(name)}"', text)
         requirement.write_text(text, "utf-8")
-        [(_, cell)] = pinned(root)
+        requirement.write_text(sync.requirement(root)[1], "utf-8")
+        [(_, cell)] = sync.pinned(root)
         for wheel in (build_wheel(root), build_wheel(root, COMPANION)):
             (folder / wheel.lasting_path).parent.mkdir(parents=True)
             (folder / wheel.lasting_path).write_bytes(wheel.data)

@@ -56,16 +56,14 @@ OPTIONS = re.compile(
 )
 
 
-def pinned(root: Path) -> Iterator[tuple[Path, str]]:
-    """The companion's requirement of meshscope, and the setup cell's of the companion.
-
-    The requirement is written at once, since the companion's wheel is built from it.
-    """
+def requirement(root: Path) -> tuple[Path, str]:
+    """The companion's pyproject.toml, which requires the meshscope of this source."""
     path = root / REQUIREMENT
-    text = with_requirement(path.read_text("utf-8"), build_wheel(root))
-    if path.read_text("utf-8") != text:
-        path.write_text(text, "utf-8")
-        print(f"wrote {REQUIREMENT}")
+    return path, with_requirement(path.read_text("utf-8"), build_wheel(root))
+
+
+def pinned(root: Path) -> Iterator[tuple[Path, str]]:
+    """The setup cell, which installs the companion of this source."""
     cell = root / CELL
     yield cell, with_cell_hash(cell.read_text("utf-8"), build_wheel(root, COMPANION))
 
@@ -129,6 +127,7 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
     wheel = functools.cache(lambda: build_wheel(book.root))
     shared = {}
     if has_package(book.root):
+        yield requirement(book.root)
         [(path, shared["companion"])] = pinned(book.root)
         yield path, shared["companion"]
     for path in sorted((book.root / "book" / "cells").glob("*.py")):
@@ -184,6 +183,9 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     options.add_argument("--check", action="store_true", help="only say what is out of date")
     check, root = options.parse_args(arguments).check, root or find_root()
     book = Book(root)
+    if has_package(root) and not check:  # first, because the companion's wheel is built from it
+        path, text = requirement(root)
+        path.write_text(text, "utf-8")
     stale = [
         (path, text)
         for path, text in files_to_write(book)
