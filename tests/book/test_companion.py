@@ -5,14 +5,11 @@ import inspect
 
 import pytest
 
-from many_devices import checks, helpers, logical
-from pages import cells_of, moved_pages
+from many_devices import checks, logical
+from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
 SHOWN = [
-    ("02-variables", helpers.put),
-    ("02-variables", helpers.traffic),
-    ("02-variables", checks.misplaced),
     ("06-logical-axes", checks.assert_placed),
     ("06-logical-axes", logical.AxisRules),
     ("06-logical-axes", logical.Rules),
@@ -47,8 +44,6 @@ def definitions(source):
 
 @pytest.mark.parametrize("page, offered", SHOWN, ids=lambda it: getattr(it, "__name__", it))
 def test_the_page_shows_what_the_package_offers(page, offered):
-    if page not in moved_pages():
-        pytest.skip(f"{page} is in the old form")
     shown = {}
     for cell in cells_of(page):
         shown |= definitions(cell.source)
