@@ -330,7 +330,7 @@ def test_the_progress_bar_shows_loss_speed_and_bytes(folder):
 
 REFUSED = {
     "--data 4 --model 4 --strategy tensor": "is 16 devices, and JAX sees only 8",
-    "--data 2 --model 2 --strategy tensor": "is 4 devices, and JAX sees 8: choose sizes whose product is 8",
+    "--data 2 --model 2 --strategy tensor": "is 4 devices, and JAX sees 8: use --data 8 --model 1, --data 4 --model 2, ",
     "--data 3": "--data 3 times --model 2 is 6 devices, and JAX sees 8",
     "--model 2 --strategy zero1": "--strategy zero1 splits nothing over `model`.*use --strategy tensor or fsdp-tensor",
     "--batch 60": "--batch 60 does not divide over the 8 devices of the axis `data`.*use --batch 56 or 64",
