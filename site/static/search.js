@@ -1,7 +1,8 @@
 /* An error message leads to its entry, from any part of it, or pasted whole; loaded by search.html.
    Sphinx asks for half of a heading, and for every word of a query. Here a heading is found too by a
    piece of it (three words or more), and by a longer text that holds one; … in a heading stands
-   for what varies, · between two messages, and every number for any other.
+   for what varies, · or a comma and "formerly", "or", "and", "of" between two messages, and every
+   number for any other.
    Sphinx stores titles of pages as HTML and headings as text, and shows both as HTML: here both are
    text until they are shown. */
 (() => {
@@ -17,7 +18,7 @@
     const {alltitles, docnames, filenames, titles} = Search._index;
     const asked = words(query), found = [];
     for (const [title, places] of Object.entries(alltitles)) {
-      const pieces = title.split(/…| · /).map(words).filter((piece) => count(piece) > 2);
+      const pieces = title.split(/…| · |, (?:or|formerly|of|and) /).map(words).filter((piece) => count(piece) > 2);
       const within = count(asked) > 2 && words(title).includes(asked) ? [asked] : [];
       const held = pieces.filter((piece) => ` ${asked} `.includes(` ${piece} `));
       const score = [...new Set([...within, ...held])].join("").length;

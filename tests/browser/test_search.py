@@ -22,6 +22,8 @@ INDEX = {
     "alltitles": {
         "What does shard_map <say>?": [[0, "what"]],
         "TypeError: got <class 'int'> for axis": [[0, "typeerror"]],
+        "Some donated buffers were not usable, or no warning": [[0, "not-usable"]],
+        "sharding passed should be specified, formerly cannot reshape array": [[0, "no-target"]],
     },
     "terms": {},
     "titleterms": {"doe": 0, "shard_map": 0, "what": 0},
@@ -32,11 +34,20 @@ INDEX = {
 }
 TITLE = "What does shard_map <say>?"
 ENTRY = f"{TITLE} > TypeError: got <class 'int'> for axis"
+UNUSABLE = f"{TITLE} > Some donated buffers were not usable, or no warning"
+TARGET = f"{TITLE} > sharding passed should be specified, formerly cannot reshape array"
 
 
 @pytest.mark.parametrize(
     "query, title",
-    [("what does shard_map", TITLE), ("got <class 'int'> for", ENTRY), ("shard_map", TITLE)],
+    [
+        ("what does shard_map", TITLE),
+        ("got <class 'int'> for", ENTRY),
+        ("shard_map", TITLE),
+        ("UserWarning: Some donated buffers were not usable: float32[8,16]", UNUSABLE),
+        ("ValueError: sharding passed should be specified, concrete and", TARGET),
+        ("ValueError: cannot reshape array of size 2 into shape (1,64)", TARGET),
+    ],
 )
 def test_a_result_is_called_by_its_title_as_text(browsing, query, title):
     run, browser = browsing
