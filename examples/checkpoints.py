@@ -8,11 +8,11 @@ import concurrent.futures
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import logging
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +25,11 @@ from orbax.checkpoint import v1 as ocp
 
 from endings import Failed, agreed, awaited, reason
 from model import Refused
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 METADATA = ("_CHECKPOINT_METADATA", "state/_METADATA")  # JSON that every checkpoint has
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system
@@ -52,6 +57,18 @@ def check_folder(path: Path, flag: str) -> None:
             raise Refused(f"{part} is a file, not a folder: choose other {flag}")
         if part.is_symlink() and not part.exists():
             raise Refused(f"{part} is a link to nothing: choose other {flag}")
+
+
+def lock_file(file: int, wait: bool) -> None:
+    """Lock a file for this process; BlockingIOError if another process has it."""
+    if sys.platform == "win32":
+        os.lseek(file, 1000, os.SEEK_SET)  # a byte that nobody reads: here others could not
+        try:
+            msvcrt.locking(file, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(str(error)) from error
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 class Lock:
@@ -91,7 +108,8 @@ class Lock:
             now = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
             name = {"host": here, "process": os.getpid(), "since": now}
             try:
-                os.pwrite(file, json.dumps(name).ljust(500).encode(), 0)
+                os.lseek(file, 0, os.SEEK_SET)
+                os.write(file, json.dumps(name).ljust(500).encode())
             except OSError:
                 os.unlink(self.path)  # the disk is full
                 raise
@@ -104,7 +122,7 @@ class Lock:
     def lock(self, file: int, wait: bool) -> bool | None:
         """Lock the file for this process: False if another process has it, None if none can."""
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            lock_file(file, wait)
         except BlockingIOError:
             time.sleep(0.1)  # the other process may be about to write its name
             return False
@@ -115,8 +133,9 @@ class Lock:
         return True
 
     def owner(self, file: int) -> dict[str, Any]:
+        os.lseek(file, 0, os.SEEK_SET)
         try:
-            return dict(json.loads(os.pread(file, 500, 0)))
+            return dict(json.loads(os.read(file, 500)))
         except ValueError:
             return {}
 
@@ -158,6 +177,9 @@ def release(locks: list[Lock]) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(lock.path)
             os.close(lock.file)
+            if sys.platform == "win32":  # where an open file cannot be removed
+                with contextlib.suppress(OSError):
+                    os.unlink(lock.path)
     locks.clear()
 
 
