@@ -130,7 +130,7 @@ def save(path, model, optimizer):
 
 
 def resume(path, mesh):
-    """Model and optimizer from a checkpoint, sharded for this mesh, whatever mesh wrote it."""
+    """Model and optimizer from a checkpoint, sharded for this mesh."""
     with jax.set_mesh(mesh):
         graphdef, target = nnx.get_abstract_model(make, mesh)
         return nnx.merge(graphdef, ocp.load(path, target))
