@@ -218,6 +218,15 @@ def bad_metadata(path: Any) -> str | None:
     return None
 
 
+def newest_whole(directory: str) -> int | None:
+    """The step of the newest checkpoint that looks whole. Reads no array."""
+    with contextlib.suppress(OSError):
+        for checkpoint in newest_first(directory):
+            if bad_metadata(checkpoint.path) is None:
+                return int(checkpoint.step)
+    return None
+
+
 def bad_arrays(path: Path) -> str | None:
     """Why an array of a checkpoint cannot be read. Reads all of them, one by one."""
     try:
@@ -340,11 +349,11 @@ class FirstError(logging.Handler):
 class Saves:
     """Checkpoints that are written in the background, one at a time, and what became of them."""
 
-    def __init__(self, saver: ocp.training.Checkpointer, step: int, locks: list[Lock]):
-        self.saver, self.saved, self.locks = saver, step, locks
+    def __init__(self, saver: ocp.training.Checkpointer, locks: list[Lock]):
+        self.saver, self.locks = saver, locks
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
         self.running: concurrent.futures.Future[Any] | None = None
-        self.step, self.first = step, FirstError()
+        self.step, self.first = 0, FirstError()
         self.trouble: Failed | None = None
         logging.getLogger("absl").addHandler(self.first)
 
@@ -366,7 +375,8 @@ class Saves:
             raise self.trouble
 
     def failure(self, what: str, place: Any, error: BaseException) -> Failed:
-        before = f"after step {self.saved}" if self.saved else "from step 0, as nothing is saved"
+        saved = newest_whole(str(self.saver.directory))
+        before = f"after step {saved}" if saved else "from step 0, as nothing is saved"
         return Failed(
             f"{what} was not written to {place} ({reason(error)}): make it writable and make room "
             f"there, then start again, and the run goes on {before}"
@@ -389,7 +399,7 @@ class Saves:
         """Wait for the save that runs, and fail if it does on any process."""
         if self.running:
             awaited(self.running, self.problem)
-            self.saved, self.running = self.step, None
+            self.running = None
 
     def close(self) -> None:
         self.finish()

@@ -462,7 +462,7 @@ def train(args: argparse.Namespace) -> int:
         adamw = optax.adamw(args.learning_rate)
         make = functools.partial(models.make_run, config, args.strategy, adamw, args.seed)
         run, places, step, position = begin(saver, make, mesh)
-        saves = checkpoints.Saves(saver, step, locks)
+        saves = checkpoints.Saves(saver, locks)
         training, test = load_digits()
         epoch = -(-TRAIN_ROWS // args.batch)  # steps of one
         last = args.steps or args.epochs * epoch
@@ -527,7 +527,7 @@ def train(args: argparse.Namespace) -> int:
                 try:
                     metrics.write(row)
                 except OSError as error:  # on process 0 alone: the next save fails on all
-                    saves.trouble = saves.failure("metrics", logs, error)
+                    saves.trouble = saves.failure("metrics.csv", logs, error)
                 report(bar, row)
                 images, since = 0, time.perf_counter()
             if saving:  # in the background

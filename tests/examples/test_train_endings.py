@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import lives
 import pytest
+import tensorstore
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
@@ -237,27 +238,22 @@ def test_of_eight_that_start_at_once_one_gets_the_folder(tmp_path, before):
         assert not list(folder.iterdir())
 
 
-def test_a_lock_that_is_given_back_is_free_for_one(tmp_path):
-    """While one process after another ends, others wait: never two of them at once."""
-    inside, most, end = [], [], time.monotonic() + 2
+def test_a_file_that_was_removed_since_it_was_opened_is_no_lock(tmp_path, monkeypatch):
+    """One run ends and another begins, just after a third has opened the file of the first."""
+    first, others = checkpoints.Lock(tmp_path, "--checkpoints", None), []
+    flock = checkpoints.fcntl.flock
 
-    def come_and_go():
-        while time.monotonic() < end:
-            try:
-                lock = checkpoints.Lock(tmp_path, "--checkpoints", None)
-            except Refused:
-                continue
-            inside.append(lock)
-            most.append(len(inside))
-            inside.remove(lock)
-            checkpoints.release([lock])
+    def late(file, operation):
+        monkeypatch.setattr(checkpoints.fcntl, "flock", flock)
+        checkpoints.release([first])
+        others.append(checkpoints.Lock(tmp_path, "--checkpoints", None))
+        flock(file, operation)
 
-    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) > 20 and set(most) == {1}
+    monkeypatch.setattr(checkpoints.fcntl, "flock", late)
+    with pytest.raises(Refused, match="in use by process"):
+        checkpoints.Lock(tmp_path, "--checkpoints", None)
+    others[0].check()
+    checkpoints.release(others)
 
 
 def test_both_processes_of_a_second_run_say_why(tmp_path):
@@ -336,6 +332,21 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(run, count):
     assert everything(run) == before
 
 
+def test_a_folder_that_is_closed_while_it_trains_ends_the_run(tmp_path):
+    """Threads of Orbax then wait for a folder that nobody makes, for five minutes."""
+    run = tmp_path / "run"
+    process = lives.started(run, *BASE, "--steps", 100_000, **WITHOUT_RIGHTS)
+    try:
+        lives.wait_until(lambda: lives.complete(run), process)
+        run.chmod(0o555)
+        said = lives.ended(process, train.FAILED, limit=200)
+    finally:
+        run.chmod(0o755)
+    newest = max(lives.complete(run))
+    assert f"was not written to {run} (Permission denied)" in said and "Traceback" not in said
+    assert f"goes on after step {newest}" in said and len(lives.arrays(run, newest)) > 10
+
+
 LARGE = ["--strategy", "fsdp", "--save-every", 2, "--log-every", 1, "--L", 2]
 
 
@@ -383,6 +394,14 @@ def largest(folder):
     return max(folder.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
 
 
+def forget_an_array(folder):
+    """Everything else is as it was."""
+    store = {"driver": "ocdbt", "base": f"file://{folder}/state/"}
+    tensorstore.KvStore.open(store).result().delete_range(
+        tensorstore.KvStore.KeyRange("model.w_DV.value/", "model.w_DV.value0")
+    ).result()
+
+
 def empty(folder):
     shutil.rmtree(folder)
     folder.mkdir()
@@ -392,6 +411,7 @@ DAMAGE = {
     "a data file that was cut": lambda run: cut(largest(run / "4")),
     "an index that was cut": lambda run: cut(largest(run / "4" / "state" / "d")),
     "a manifest that was cut": lambda run: cut(run / "4" / "state" / "manifest.ocdbt"),
+    "an array less": lambda run: forget_an_array(run / "4"),
     "no data": lambda run: shutil.rmtree(next((run / "4" / "state").glob("ocdbt.*"))),
     "no state": lambda run: shutil.rmtree(run / "4" / "state"),
     "an emptied folder": lambda run: empty(run / "4"),
@@ -570,7 +590,7 @@ def test_what_a_refusal_advises_is_accepted(name, count, batch, D, F, data, spli
             for fewer in numbers(text):
                 assert refusal(count=fewer, data=None, split=None) is None, (said, fewer)
                 tried += 1
-        for text in re.findall(r"use --strategy ([a-z1, -]+)(?:, or|$)", advice):
+        for text in re.findall(r"use --strategy ([a-z1, -]+?)(?:, or (?:use|start)|$)", advice):
             for other in re.split(r", | or ", text):
                 assert refusal(name=other) is None, (said, other)
                 tried += 1
