@@ -244,7 +244,7 @@ def messages_of(message, values):
 
 
 NAMES = re.compile(  # what may stand without a message: names, numbers, types, specs, lines
-    r"[-\d,.:×÷=⋯… \xa0–?]*|\w*\[[\d,]*\]|P\(.*\)( \{[UR]:\w+\})?|\([\d, ]*\)|test_\w+\.py:\d+|"
+    r"[-\d,.:×÷=⋯… \xa0–?]*|\w*\[[\d,]*\]|P\(.*\)( \{[UR]:\w+\})?|\([\d, ]*\)|\w+\.py:\d+|"
     r"jit\(.*|(all|reduce)-\w+(-\w+)?|float32|\w+Sharding|\d+ cpu devices|"
     r"(Abstract)?Mesh|Auto|Explicit|((÷|×) )?\w+\(\d+\)( (Auto|Explicit))?|\d+( ÷ (\w+\()?\d+\)?)*( = \d+)?|(data|model|stage|w|b|v|x|tied|one|moments|w\d\d)(, \w+)*|"
     r"arguments|outputs|temporaries|aliased|(data|model|stage) \d( (data|model|stage) \d)*"
