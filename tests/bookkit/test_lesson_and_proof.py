@@ -1,8 +1,7 @@
 """A page in the form of the book goes through all that the site makes of it, in English and in
-⟦a made-up language⟧: strips, folds, predictions, figures, tables, formulas, the list of claims.
+⟦a made-up language⟧: strips, folds, predictions, figures, tables, formulas.
 """
 
-import json
 import platform
 import re
 import shutil
@@ -158,7 +157,7 @@ def book(tmp_path_factory):
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: book/00-intro\nparts:\n"
         "  - caption: Foundations\n    chapters:\n      - file: book/03-toy\n"
-        "  - caption: Reference\n    chapters:\n      - file: book/messages-toy\n      - file: book/proves\n"
+        "  - caption: Reference\n    chapters:\n      - file: book/messages-toy\n"
     )
     for folder in ("figures", "cells"):
         (root / "book" / folder).mkdir(parents=True)
@@ -168,7 +167,6 @@ def book(tmp_path_factory):
     (root / "book" / "00-intro.md").write_text(
         f"# Intro\n\nSee [four]({book.page_url('book/03-toy')}#checked-four).\n"
     )
-    shutil.copyfile(ROOT / "book" / "proves.md", root / "book" / "proves.md")
     (root / "book" / "03-toy.md").write_text(page(book))
     (root / "book" / "messages-toy.md").write_text(reference(book))
     po.main([], root)
@@ -364,34 +362,9 @@ def test_drawings_are_served_for_notebooks_in_their_language(book):
         assert f"({book.site}{path}_static/figures/square.svg)" in notebook
 
 
-def test_every_claim_stands_on_one_page_and_in_a_file(book):
-    for path, said in (("", "{}"), (f"{PSEUDO}/", "⟦{}⟧")):
-        page = soup(book, f"{path}book/proves.html")
-        section = page.select_one("section#\\30 3-toy")
-        assert section.h2.text.startswith("3 · " + said.format("Two and two: a sum"))
-        links = section.select(".claims-list a")
-        wanted = [said.format(text) for text in ("compiled for CPU, two and two are four",
-                                                 "compiled for TPU, the row says four")]  # fmt: skip
-        assert [link.text for link in links] == wanted
-        assert [link["href"] for link in links] == [
-            "03-toy.html#checked-four",
-            "03-toy.html#checked-row",
-        ]
-        assert page.select_one('.toc a[href="#03-toy"]')
-        site = book.root / "_build" / "html" / path
-        found = json.loads((site / "claims.json").read_text("utf-8"))
-        assert [(one["slug"], one["claim"], one["compiler"], one["stored"]) for one in found] == [
-            ("four", wanted[0], "CPU", False), ("row", wanted[1], "TPU", True),
-            ("cut", wanted[0], "CPU", False), ("alone", wanted[0], "CPU", False)]  # fmt: skip
-        assert found[0]["url"] == f"{book.site}{path}book/03-toy.html#checked-four"
-
-
-def test_the_foot_counts_the_claims_and_says_where_they_ran(toy, book):
-    page, said = toy
-    foot = page.select_one("footer.colophon")
-    assert foot.select_one('a[href="proves.html#03-toy"]').text == said.format("2 claims")
-    assert f"Python {platform.python_version()}" in foot.text
-    assert "claims" not in soup(book, "book/00-intro.html").select_one("footer").text
+def test_the_foot_says_on_what_the_page_ran(toy):
+    page, _ = toy
+    assert f"Python {platform.python_version()}" in page.select_one("footer.colophon").text
 
 
 def test_an_entry_of_a_reference_is_called_by_its_first_cell(book):

@@ -339,6 +339,6 @@ def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
 
 
 def test_the_page_shows_the_workflow_that_is_checked():
-    page = (ROOT / "book" / "your-ci.md").read_text("utf-8")
+    page = (ROOT / "book" / "how-it-is-tested.md").read_text("utf-8")
     [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)
     assert (ROOT / "book" / shown).resolve() in WORKFLOWS

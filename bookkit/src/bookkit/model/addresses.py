@@ -69,7 +69,7 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
         if path.startswith(folder):
             return Target(kind, path.removeprefix(folder), anchor, language)
     made = {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
-    made |= {"notebooks.zip", "claims.json"}
+    made |= {"notebooks.zip"}
     wheel = path.startswith(FOLDER) and not language and FILE.fullmatch(path, len(FOLDER))
     return Target("file" if wheel or path in made else "unknown", path, anchor, language)
 

@@ -31,7 +31,7 @@ from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
 from bookkit.site.sitemap import write_sitemap
 
-ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip", "claims.json"]
+ALWAYS = ["index.html", "search.html", "searchindex.js", "notebooks.zip"]
 ONCE = ["404.html"]  # for all languages
 
 

@@ -9,7 +9,6 @@ translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
 strips      proofs become strips, folds are called by their titles
 entries     sections of reference pages have short anchors
-claims      the foot of a page, the list of all claims, claims.json
 predictions printed predictions get a tick or a cross
 mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
@@ -28,7 +27,6 @@ from sphinx.util import logging
 import bookkit
 from bookkit.run.execute import hash_of
 from bookkit.sphinx_ext import (
-    claims,
     entries,
     execution,
     figures,
@@ -95,7 +93,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         search,
         translation,
     )
-    for part in (*parts, strips, entries, claims, predictions, figures, mathml):
+    for part in (*parts, strips, entries, predictions, figures, mathml):
         part.setup(app)
     return {
         "version": "1",
