@@ -1,4 +1,4 @@
-"""Figure: a variable is a note and an array; the note is read once.
+"""Figure: a variable is an annotation and an array, which is sharded by it once.
 
 Chapter 2's first weight, 64 × 256 on a 2×4 mesh, when it is made and after `set_value`.
 """
@@ -11,7 +11,7 @@ MONO = ' font-family="ui-monospace,Menlo,Consolas,monospace"'
 
 
 def panel(left, heading, sharded):
-    """The box of the variable: its note above, its array on device 0 below."""
+    """The box of the variable: its annotation above, its array on device 0 below."""
     middle = left + 84
     array_x, array_y = left + 16, 116
     held = WIDE / PARTS if sharded else WIDE
@@ -36,17 +36,18 @@ def panel(left, heading, sharded):
         for n in range(1, PARTS):
             x = array_x + WIDE / PARTS * n
             drawn.append(line([(x, array_y), (x, array_y + HIGH)], MODEL, 1.2))
-        drawn += [arrow(middle, 80, middle, 112), text(middle + 8, 100, say("read once"), 12)]
+        drawn += [arrow(middle, 80, middle, 112), text(middle + 8, 100, say("shards it"), 12)]
     else:
-        drawn.append(text(middle, 100, say("not read again"), 12, "middle", opacity=0.8))
+        drawn.append(text(middle, 100, say("not compared"), 12, "middle", opacity=0.8))
     return drawn
 
 
 def draw():
     says = (
-        "A variable as a box: above, the note out_sharding = (None, 'model'); below, its array. "
-        "When it is made, the note is read and device 0 holds 64 × 64 of 64 × 256. After "
-        "set_value the same note stands above an array that is whole on device 0."
+        "A variable as a box: above, the annotation out_sharding = (None, 'model'); below, its "
+        "array. When it is made, the array is sharded by the annotation, and device 0 holds "
+        "64 × 64 of 64 × 256. After set_value the same annotation is above an array that is "
+        "whole on device 0."
     )
     parts = panel(1, say("When it is made"), True)
     parts += panel(191, say("After {method}", method=kept("set_value")), False)

@@ -1,16 +1,430 @@
-"""Chapter 2, "A variable carries its sharding": who reads an annotation, and when."""
+"""Chapter 2, "A variable carries its sharding": what the page says is true."""
+
+import contextlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import pytest
 from flax import nnx
+
+import meshscope as ms
+from many_devices.compiled import stored_program
+from many_devices.helpers import put, traffic
+from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "02-variables"
 P = jax.P
 
 
-def lies(array, mesh, *spec):
+def sharded_as(array, mesh, *spec):
     return array.sharding.is_equivalent_to(jax.NamedSharding(mesh, P(*spec)), array.ndim)
+
+
+def stored_payloads(name, compiler):
+    """What a stored program of this page moves: kind, axes, bytes."""
+    moves = stored_program(name)[compiler]["moves"]
+    return [(row["kind"], tuple(row["axes"]), row["payload"]) for row in moves]
+
+
+# Annotate a model
+
+
+def test_products_take_a_variable_as_its_array(page):
+    """Arithmetic, jax.numpy and == take a variable as its array; >, != and jax.lax need w[...]."""
+    ints = np.arange(128, dtype="float32").reshape(8, 16)
+    w = nnx.Param(ints, out_sharding=(None, "model"), mesh=page.mesh)
+    a_BD = np.linspace(-1, 1, 32, dtype="float32").reshape(4, 8)
+    for y in (a_BD @ w, (w.T @ a_BD.T).T, jnp.dot(a_BD, w), jax.lax.dot(a_BD, w[...])):
+        np.testing.assert_allclose(y, a_BD @ ints, rtol=1e-5, atol=1e-3)
+    for raises in (lambda: w > 0, lambda: w != 0, lambda: jax.lax.dot(a_BD, w)):
+        with pytest.raises((TypeError, ValueError)):
+            raises()
+    assert np.array_equal(w == 0, ints == 0)
+    assert np.array_equal(w[...] > 0, ints > 0)
+    assert not isinstance(w, jax.Array) and isinstance(w[...], jax.Array)
+
+
+def test_a_device_holds_its_columns_or_its_rows(page):
+    """Of the first weight a device holds its columns, of the second its rows, 64 x 64 of each."""
+    n = page.mesh.shape["model"]
+    for weight, dimension in [(page.model.w_DF, 1), (page.model.w_FD, 0)]:
+        held = {shard.device: shard.data for shard in weight.addressable_shards}
+        parts = np.split(np.asarray(weight), n, axis=dimension)
+        for (_, i), device in np.ndenumerate(page.mesh.devices):
+            np.testing.assert_array_equal(held[device], parts[i])
+        assert weight.addressable_shards[0].data.shape == (64, 64)
+    assert page.model.w_DF.out_sharding == (None, "model")  # kept as it was written
+
+
+def test_the_class_works_on_any_mesh_with_an_axis_model(page):
+    """On a mesh of eight along model the same class is sharded into eighths."""
+    other = jax.make_mesh((8,), ("model",), axis_types=page.auto[:1])
+    with jax.set_mesh(other):
+        made = page.MLP(64, 256, nnx.Rngs(0))
+    assert made.w_DF.addressable_shards[0].data.shape == (64, 32)
+
+
+def test_without_a_mesh_or_the_axis_flax_raises(page):
+    """If no mesh is set, or if it has no axis model, Flax raises an error."""
+    other = jax.make_mesh((8,), ("data",), axis_types=page.auto[:1])
+    for current, message in [(None, "mesh context"), (other, "axis: model")]:
+        with jax.set_mesh(current) if current else contextlib.nullcontext():
+            with pytest.raises(ValueError, match=message):
+                nnx.Param(np.ones((8, 16)), out_sharding=(None, "model"))
+
+
+def test_without_an_annotation_an_array_is_whole_on_every_device_of_the_mesh(page):
+    """Made under a mesh, an array is whole on all its devices; outside, on one device."""
+    assert {shard.data.shape for shard in page.inside.addressable_shards} == {(8, 16)}
+    assert len(page.inside.devices()) == page.mesh.size
+    assert page.outside.devices() == {jax.devices()[0]}
+
+
+def test_an_initializer_makes_the_array_whole_first(page):
+    """Under the mesh, init makes a whole copy on every device, before Flax shards it."""
+    with jax.set_mesh(page.mesh):
+        made = page.init(jax.random.key(0), (8, 16))
+    assert made.sharding.is_fully_replicated and len(made.devices()) == page.mesh.size
+
+
+# Read the annotation
+
+
+def test_the_rule_gives_every_devices_piece(page):
+    """The rule gives the piece of each device, for the page's four annotations and three more."""
+    numbers, shape = page.numbers, page.mesh.shape
+
+    def part(names, position):
+        slices = []
+        for name, size in zip(names, numbers.shape, strict=True):
+            count, i = (shape[name], position[name]) if name else (1, 0)
+            slices.append(slice(i * size // count, (i + 1) * size // count))
+        return tuple(slices)
+
+    choices = (None, "data", "model")
+    pairs = [(a, b) for a in choices for b in choices if a is None or a != b]
+    assert len(pairs) == 7  # an axis can shard one dimension only
+    for names in pairs:
+        variable = nnx.Param(numbers, out_sharding=names, mesh=page.mesh)
+        held = {shard.device: shard.data for shard in variable.addressable_shards}
+        for position, device in np.ndenumerate(page.mesh.devices):
+            where = part(names, dict(zip(page.mesh.axis_names, position, strict=True)))
+            np.testing.assert_array_equal(held[device], numbers[where])
+
+
+def test_the_corners_that_the_page_prints(page):
+    """At position (1, 2) the pieces begin and end with the numbers that are printed."""
+    assert page.numbers[3, 12] == 312
+    corners = {
+        (None, "model"): (8, 711),
+        ("model", None): (400, 515),
+        ("data", "model"): (408, 711),
+        (None, None): (0, 715),
+    }
+    for names, (first, last) in corners.items():
+        piece = page.piece_of(names, page.mesh.devices[1, 2])
+        assert (piece[0, 0], piece[-1, -1]) == (first, last)
+    assert page.piece_of((None, "model"), page.mesh.devices[1, 2]).shape == (8, 4)
+
+
+# Count the bytes
+
+
+def test_each_device_holds_a_quarter(page):
+    """Each device holds 32,768 of 131,072 bytes: a quarter, because only model is named."""
+    held, n = page.held, page.mesh.shape
+    total = np.asarray(page.model.w_DF).nbytes + np.asarray(page.model.w_FD).nbytes
+    assert total == 131_072 and held.bytes_per_device == 32_768 == total // n["model"]
+    assert held.total_bytes == total * n["data"]
+    assert sum(s.data.nbytes for s in page.model.w_DF.addressable_shards) == total // 2 * n["data"]
+    assert all(leaf.copies == n["data"] for leaf in held.leaves)
+
+
+# Run the model
+
+
+def test_the_model_computes_what_numpy_does(page):
+    """On eight devices the model gives the numbers of NumPy, and y is sharded as x is."""
+    expected = np.tanh(page.x_host @ np.asarray(page.model.w_DF)) @ np.asarray(page.model.w_FD)
+    np.testing.assert_allclose(page.y_BD, expected, atol=1e-5)  # another order of adding
+    assert page.y_BD.sharding.is_equivalent_to(page.x_BD.sharding, 2)
+    assert page.y_BD.addressable_shards[0].data.shape == (8, 64)
+
+
+@compiled_for_cpu
+def test_one_all_reduce_of_2048_bytes(page):
+    """The program has one all-reduce, along model, of one device's rows of y; 3,072 are sent."""
+    moved = traffic(page.forward, page.model, page.x_BD, mesh=page.mesh)
+    assert [(row.kind, row.axes) for row in moved] == [("all-reduce", ("model",))]
+    assert moved.total_payload_bytes == 8 * 64 * 4 == 2_048
+    (row,) = moved
+    assert row.wire_bytes == 2_048 * 6 // 4 == 3_072
+    for compiler in ("cpu", "gpu", "tpu"):
+        assert stored_payloads("variables-mlp", compiler) == [("all-reduce", ("model",), 2_048)]
+
+
+@compiled_for_cpu
+def test_the_sum_belongs_to_the_second_product(page):
+    """The first product and the tanh move nothing, so the sum is that of the second."""
+
+    def first_product(model, x_BD):
+        return jnp.tanh(x_BD @ model.w_DF)
+
+    assert not traffic(first_product, page.model, page.x_BD, mesh=page.mesh)
+
+
+# Columns first, then rows
+
+
+def test_both_orders_compute_the_same_function(page):
+    """Rows first is the same function, although tanh of a sum is not the sum of tanhs."""
+    w_DF = put(page.model.w_DF[...], page.mesh, *page.rows)
+    w_FD = put(page.model.w_FD[...], page.mesh, *page.columns)
+    np.testing.assert_allclose(page.mlp(page.x_BD, w_DF, w_FD), page.expected, atol=1e-5)
+    assert not np.allclose(np.tanh(1.0) + np.tanh(2.0), np.tanh(3.0))
+
+
+@compiled_for_cpu
+def test_rows_first_sums_h_four_times_the_bytes(page):
+    """Columns first sums the narrow y; rows first sums the wide h and leaves y in columns."""
+    mesh, w_DF, w_FD = page.mesh, np.asarray(page.model.w_DF), np.asarray(page.model.w_FD)
+    columns, rows = page.columns, page.rows
+    right = put(w_DF, mesh, *columns), put(w_FD, mesh, *rows)
+    wrong = put(w_DF, mesh, *rows), put(w_FD, mesh, *columns)
+    narrow = traffic(page.mlp, page.x_BD, *right, mesh=mesh)
+    wide = traffic(page.mlp, page.x_BD, *wrong, mesh=mesh)
+    assert [row.shape for row in narrow] == [(8, 64)] and [row.shape for row in wide] == [(8, 256)]
+    assert wide.total_payload_bytes == 4 * narrow.total_payload_bytes == 8192
+    assert page.moved.total_payload_bytes == wide.total_payload_bytes  # printed last
+    assert sharded_as(page.mlp(page.x_BD, *wrong), mesh, "data", "model")
+    assert page.mlp(page.x_BD, *right).sharding.is_equivalent_to(page.x_BD.sharding, 2)
+
+
+def test_the_payloads_are_those_for_h100_and_tpu(page):
+    """Compiled for H100 and TPU v5e, both orders have the payloads that the page prints."""
+    for compiler in ("gpu", "tpu", "cpu"):
+        first = stored_payloads("variables-columns-rows", compiler)
+        second = stored_payloads("variables-rows-columns", compiler)
+        assert first == [("all-reduce", ("model",), 2_048)]
+        assert second == [("all-reduce", ("model",), page.moved.total_payload_bytes)]
+
+
+@compiled_for_cpu
+def test_with_more_rows_the_weight_moves_instead(page):
+    """With 512 rows in the wrong order, the compilers gather the weight."""
+    many_BD = put(np.zeros((512, 64), "float32"), page.mesh, "data", None)
+    w_DF = put(page.model.w_DF[...], page.mesh, *page.rows)
+    w_FD = put(page.model.w_FD[...], page.mesh, *page.columns)
+    assert traffic(page.mlp, many_BD, w_DF, w_FD, mesh=page.mesh).kinds == {"all-gather"}
+
+
+# Flax's own layers
+
+TABLE = {  # the table of the page: FSDP, tensor parallelism
+    "up.kernel": (("data", None), (None, "model")),
+    "down.kernel": ((None, "data"), ("model", None)),
+    "attention.query.kernel": (("data", None, None), (None, "model", None)),
+    "attention.key.kernel": (("data", None, None), (None, "model", None)),
+    "attention.value.kernel": (("data", None, None), (None, "model", None)),
+    "attention.out.kernel": ((None, None, "data"), ("model", None, None)),
+    "embed.embedding": ((None, "data"), ("model", None)),
+    "norm.scale": ((None,), (None,)),
+}
+
+
+def weights_of(model):
+    return {".".join(path): w for path, w in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+
+
+def test_each_layer_takes_the_annotations_of_the_table(page):
+    """Under each strategy every weight has the annotation of the table, and is sharded by it."""
+    meshes = {name: made.up.kernel.sharding.mesh for name, made in page.layers.items()}
+    for name, made in page.layers.items():
+        weights = weights_of(made)
+        assert weights.keys() == TABLE.keys()
+        for path, (fsdp, tensor) in TABLE.items():
+            both = tuple(a or b for a, b in zip(fsdp, tensor, strict=True))
+            wanted = {"FSDP": fsdp, "tensor parallelism": tensor, "FSDP x tensor": both}[name]
+            assert weights[path].out_sharding == wanted, (name, path)
+            assert sharded_as(weights[path], meshes[name], *wanted)
+        assert page.misplaced(made, meshes[name]) == []
+
+
+def test_the_rule_is_d_along_data_and_the_other_dimension_along_model(page):
+    """In the table FSDP names the dimension of size D, tensor parallelism that of F, H or V."""
+    for path, w in weights_of(page.layers["FSDP x tensor"]).items():
+        if w.ndim > 1:
+            by_axis = dict(zip(w.out_sharding, w.shape, strict=True))
+            assert by_axis["data"] == 64 and by_axis["model"] in (256, 8, 512), path
+
+
+def test_all_three_strategies_hold_an_eighth(page):
+    """Of 81,920 + 64 weights a device holds 40,960 + 256 bytes under all three strategies."""
+    for made in page.layers.values():
+        sizes = [w.size for w in weights_of(made).values()]
+        assert sum(sizes) == 81_920 + 64 and min(sizes) == 64
+        assert ms.memory(made).bytes_per_device == 81_920 * 4 // 8 + 256 == 41_216
+
+
+def test_the_strategies_are_on_the_meshes_of_the_question(page):
+    """FSDP is on 8 x 1, tensor parallelism on 1 x 8, both on 2 x 4."""
+    shapes = [made.up.kernel.sharding.mesh.axis_sizes for made in page.layers.values()]
+    assert shapes == [(8, 1), (1, 8), (2, 4)]
+
+
+def test_the_layers_compute_the_same_under_each_strategy(page):
+    """The strategies shard the same numbers, and give the same result."""
+    ids_BT = np.arange(64).reshape(8, 8) * 7 % 512
+    results = []
+    for made in page.layers.values():
+        mesh = made.up.kernel.sharding.mesh
+        with jax.set_mesh(mesh):
+            results.append(jax.jit(page.forward)(made, put(ids_BT, mesh, "data")))
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], atol=1e-5)
+    assert results[0].shape == (8, 8, 64)
+
+
+def test_attention_without_out_kernel_metadata_shards_the_wrong_dimension(page):
+    """Without it the output weight (H, C, D) is sharded along C, and no error is raised."""
+    with jax.set_mesh(page.mesh):
+        attention = nnx.MultiHeadAttention(
+            num_heads=8,
+            in_features=64,
+            kernel_metadata=page.along(None, "model", None),
+            decode=False,
+            rngs=nnx.Rngs(0),
+        )
+    assert attention.out.kernel.shape == (8, 8, 64)
+    assert attention.out.kernel.out_sharding == (None, "model", None)
+    assert attention.out.kernel.sharding.shard_shape((8, 8, 64)) == (8, 2, 64)
+
+
+def test_a_layer_without_annotations_of_its_own_is_whole(page):
+    """The kernel of up is sharded by columns; its bias, which has no annotation, is whole."""
+    assert sharded_as(page.up.kernel, page.mesh, None, "model")
+    assert page.up.bias.sharding.is_fully_replicated
+    assert page.misplaced(page.up, page.mesh) == ["bias: no annotation"]
+
+
+def test_none_annotates_a_bias_that_should_be_whole(page):
+    """With bias_metadata=along(None) misplaced no longer names the bias."""
+    kernel, bias = page.along(None, "model"), page.along(None)
+    with jax.set_mesh(page.mesh):
+        up = nnx.Linear(64, 256, kernel_metadata=kernel, bias_metadata=bias, rngs=nnx.Rngs(0))
+    assert page.misplaced(up, page.mesh) == []
+
+
+# Check that the array lies where its annotation says
+
+
+def test_two_spellings_of_one_sharding(page):
+    """P("model") and P("model", None) shard a matrix alike, and are not equal."""
+    long, short = page.long, page.short
+    where = long.sharding.devices_indices_map(long.shape)
+    assert where == short.sharding.devices_indices_map(short.shape)
+    assert long.sharding != short.sharding and P("model", None) != P("model")
+    assert long.sharding.spec != long.out_sharding  # a spec never equals a tuple
+
+
+def test_misplaced_names_what_is_sharded_otherwise(page):
+    """misplaced accepts each spelling, and names what is sharded otherwise or not annotated."""
+    assert page.misplaced(page.model, page.mesh) == []
+    with nnx.use_eager_sharding(False):
+        noted = page.MLP(64, 256, nnx.Rngs(0))  # annotations only, all on one device
+    assert page.misplaced(noted, page.mesh) == [
+        "w_DF: annotated (None, 'model'), on each device (64, 256)",
+        "w_FD: annotated ('model', None), on each device (256, 64)",
+    ]
+    assert page.misplaced(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), page.mesh) == [
+        "bias: no annotation",
+        "kernel: no annotation",
+    ]
+
+    class Pair(nnx.Module):
+        def __init__(self):
+            self.long, self.short = page.long, page.short
+
+    pair = Pair()
+    assert page.misplaced(pair, page.mesh) == []
+    pair.long.set_value(put(page.numbers, page.mesh, "model"))  # annotated ("model", None)
+    assert pair.long.sharding.spec == P("model") and page.misplaced(pair, page.mesh) == []
+
+
+# New values
+
+
+class Holder(nnx.Module):
+    def __init__(self, mesh):
+        self.w = nnx.Param(np.zeros((64, 256), "float32"), out_sharding=(None, "model"), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        pytest.param(lambda holder, new: holder.w.set_value(new), id="set_value"),
+        pytest.param(lambda holder, new: nnx.update(holder, {"w": new}), id="update"),
+    ],
+)
+def test_a_new_array_brings_its_own_sharding(page, replace):
+    """set_value and nnx.update bring the sharding of the new array."""
+    holder = Holder(page.mesh)
+    replace(holder, page.loaded)
+    told = ["w: annotated (None, 'model'), on each device (64, 256)"]
+    assert page.misplaced(holder, page.mesh) == told
+    replace(holder, put(page.loaded, page.mesh, None, "model"))
+    assert page.misplaced(holder, page.mesh) == []
+    np.testing.assert_array_equal(holder.w, page.loaded)
+
+
+def test_replaced_the_weight_is_whole_on_every_device(page):
+    """After set_value a device holds all 65,536 bytes, four times as many; the annotation is kept."""
+    assert page.swapped == page.zeros_DF.nbytes == 65_536
+    assert {shard.data.shape for shard in page.loaded.addressable_shards} == {(64, 256)}
+    assert page.weight.out_sharding == (None, "model")  # the annotation is kept
+
+
+def test_put_first_a_device_holds_a_quarter(page):
+    """Brought into the annotated sharding before set_value, the weight is in quarters."""
+    assert page.put_first == 65_536 // 4 == 16_384
+    assert page.wanted == jax.NamedSharding(page.mesh, P(None, "model"))
+    np.testing.assert_array_equal(page.weight, page.loaded)
+
+
+def test_the_everyday_line_keeps_the_sharding(page):
+    """device_put with w.sharding, then set_value, leaves the weight as it was sharded."""
+    holder = Holder(page.mesh)
+    holder.w.set_value(jax.device_put(page.loaded, holder.w.sharding))
+    assert page.misplaced(holder, page.mesh) == []
+
+
+@compiled_for_cpu
+def test_an_assignment_keeps_pieces_only_by_the_compilers_choice(page):
+    """Assigned, a whole value leaves the pieces; one in columns along data makes the weight whole."""
+    assert ms.memory(page.weight).bytes_per_device == 16_384
+    ends = {}
+    for spec in [P(), P(None, "data"), P("data", None), P("model", None)]:
+        w = nnx.Param(page.numbers, out_sharding=(None, "model"), mesh=page.mesh)
+        w[...] = put(2 * page.numbers, page.mesh, *spec)
+        ends[spec] = w.sharding.shard_shape(w.shape)
+        np.testing.assert_array_equal(w, 2 * page.numbers)
+    assert ends[P()] == ends[P("model", None)] == (8, 4)  # kept
+    assert ends[P(None, "data")] == (8, 16)  # neither sharding is kept
+    assert ends[P("data", None)] == (4, 4)  # sharded along both
+
+
+def test_an_assignment_computes_a_new_array(page):
+    """w[...] = new gives the variable another array, made of the old one and of new."""
+    holder = Holder(page.mesh)
+    before = holder.w[...]
+    holder.w[...] = page.loaded
+    assert holder.w[...] is not before and not before.any()
+    np.testing.assert_array_equal(holder.w, page.loaded)
+
+
+# Who reads an annotation, and when
 
 
 class OneWeight(nnx.Module):
@@ -18,13 +432,13 @@ class OneWeight(nnx.Module):
         self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=(None, "model"))
 
 
-def test_flax_places_the_array_once_when_the_variable_is_made(page):
-    """Flax places the array by the annotation once; another annotation later moves nothing."""
+def test_flax_shards_the_array_once_when_the_variable_is_made(page):
+    """Flax shards the array by the annotation once; another annotation later moves nothing."""
     with jax.set_mesh(page.mesh):
         model = OneWeight()
-        assert lies(model.w, page.mesh, None, "model")
+        assert sharded_as(model.w, page.mesh, None, "model")
         model.w.set_metadata(out_sharding=("data", None))
-    assert lies(model.w, page.mesh, None, "model")
+    assert sharded_as(model.w, page.mesh, None, "model")
 
 
 def test_the_optimizer_reads_the_annotation_later(page):
@@ -34,13 +448,23 @@ def test_the_optimizer_reads_the_annotation_later(page):
         model.w.set_metadata(out_sharding=("data", None))
         optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
     moment = optimizer.opt_state[0].mu.w
-    assert lies(moment, page.mesh, "data", None) and lies(model.w, page.mesh, None, "model")
+    assert sharded_as(moment, page.mesh, "data", None)
+    assert sharded_as(model.w, page.mesh, None, "model")
 
 
 def test_adams_moments_follow_their_weights(page):
-    """Adam's moments get the annotation of their weight, and lie where it lies."""
+    """Adam's moments get the annotation of their weight, and are sharded as it is."""
     with jax.set_mesh(page.mesh):
         optimizer = nnx.Optimizer(page.model, optax.adam(1e-3), wrt=nnx.Param)
     for moments in (optimizer.opt_state[0].mu, optimizer.opt_state[0].nu):
-        assert lies(moments.w_DF, page.mesh, None, "model")
-        assert lies(moments.w_FD, page.mesh, "model", None)
+        assert sharded_as(moments.w_DF, page.mesh, None, "model")
+        assert sharded_as(moments.w_FD, page.mesh, "model", None)
+
+
+# Exercises
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    """The stub and a wrong answer get "not yet", the solution "correct"."""
+    check_exercise(page, PAGE, exercise)
