@@ -67,15 +67,21 @@
     });
   }
 
-  // keys: "/" or Ctrl+K searches, Escape closes
+  // keys: "/" or Ctrl+K searches, Escape closes, arrows turn the page
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
       event.target.closest("details[data-menu][open]")?.querySelector("summary").focus();
       closeMenus();
       if (body.classList.contains("drawer-open")) setDrawer(false);
     }
+    const plain = !event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey;
     const typing = event.target.closest("input, textarea, select, [contenteditable]");
     const slash = event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey;
+    const turn = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
+    // not where the arrows scroll: a wide table, an output
+    if (turn && plain && !typing && !event.target.closest("[tabindex='0']")) {
+      document.querySelector(`.turn a[rel=${turn}]`)?.click();
+    }
     const controlK = event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey);
     if (slash || controlK) {
       const field = all("[data-search]").find((input) => input.offsetParent);

@@ -116,6 +116,21 @@ def test_what_is_translated_is_chinese_and_the_rest_is_english(book):
     assert "基礎" in html(book, CHINESE) and "Foundations" in html(book, ENGLISH)
 
 
+def test_a_page_has_a_markdown_twin_that_llms_txt_lists(book):
+    for language in book.languages:
+        listed = html(book, f"{language.path}llms.txt")
+        address = book.page_url("book/01-toy", language).removesuffix("html") + "md"
+        assert f"]({address})" in listed and listed.startswith(f"# {book.config['title']}\n")
+        twin = html(book, f"{language.path}book/01-toy.md")
+        assert "```python\nclass Drawing:" in twin and "Open in Colab" not in twin
+        assert twin in html(book, f"{language.path}llms-full.txt")
+    assert "玩具就是主張" in html(book, "zh-TW/book/01-toy.md")
+
+
+def test_a_page_says_how_long_it_takes(book):
+    assert "1 minute</p>" in article(book, ENGLISH)
+
+
 def test_links_to_the_book_stay_in_the_site_and_in_the_language(book):
     for file in (ENGLISH, CHINESE):
         assert 'href="00-intro.html#second-claim"' in article(book, file)

@@ -6,14 +6,7 @@ import nbformat
 import pytest
 
 from bookkit.model.book import Book, Problem
-from bookkit.model.entries import (
-    LIST_BEGINS,
-    LIST_ENDS,
-    MET,
-    MET_HERE,
-    taught_by,
-    with_messages_met,
-)
+from bookkit.model.entries import LIST_BEGINS, LIST_ENDS
 from bookkit.words import sync
 from toy import FRONT, ROOT
 
@@ -138,14 +131,3 @@ def test_the_book_is_in_sync():
         sync.main(["--check"])
     except Problem as problem:
         pytest.fail(str(problem), pytrace=False)
-
-
-def test_pages_list_the_messages_that_send_their_readers_to_them():
-    for page, least in [("book/07-explicit", 10), ("book/08-distributed-arrays", 8)]:
-        lines = taught_by(BOOK, page)
-        assert len(lines) >= least and all(line.startswith("- [") for line in lines)
-        text = BOOK.source(page).read_text("utf-8")
-        emptied = MET_HERE.sub(f"{MET}\n\n</details>\n", text)
-        assert emptied != text == with_messages_met(emptied, BOOK, page)
-        without = MET_HERE.sub("", text)
-        assert with_messages_met(without, BOOK, page) == without

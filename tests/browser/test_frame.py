@@ -189,6 +189,25 @@ def test_without_a_script_a_page_can_be_read(on):
     on(check, java_script_enabled=False)
 
 
+@pytest.mark.parametrize("language", BOOK.languages, ids=lambda one: one.code)
+def test_next_leads_from_chapter_to_chapter_and_the_arrow_keys_do_too(on, site, language):
+    async def check(page):
+        seen = []
+        for file in BOOK.path:
+            assert page.url == f"{site}{language.path}{file}.html"
+            seen.append(await page.locator("main h1").inner_text())
+            if file != BOOK.path[-1]:
+                await page.keyboard.press("ArrowRight")
+                await page.wait_for_url(lambda url: url != f"{site}{language.path}{file}.html")
+        assert len(set(seen)) == len(seen)
+        await page.keyboard.press("ArrowLeft")
+        await page.wait_for_url(f"{site}{language.path}{BOOK.path[-2]}.html")
+        numbers = [BOOK.number(file) for file in BOOK.path if BOOK.number(file)]
+        assert numbers == sorted(numbers) and numbers[0] == 1
+
+    on(check, file=f"{language.path}{BOOK.path[0]}.html")
+
+
 @pytest.mark.parametrize(
     "file", ["book/no-such-page.html", "zh-TW/book/very/deep/none.html", "none"]
 )

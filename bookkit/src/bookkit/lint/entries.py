@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rules import REFERENCE, Page, Said, rule
 from bookkit.lint.tables import tests_of_page
-from bookkit.model.addresses import addresses
-from bookkit.model.entries import Section, lessons, sections
+from bookkit.model.addresses import addresses, meaning_of_url
+from bookkit.model.book import Book
+from bookkit.model.entries import Section, sections
 
 THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull|discussions)/\d+")
 
@@ -38,6 +39,13 @@ def message_entries(page: Page) -> Said:
                     "quote the message, with … for what varies, or assert it in a test of the page"
                 )
                 yield entry.line, f"{fragment!r} is in no output, proof or test: {how}"
+
+
+def lessons(book: Book, entry: Section) -> list[str]:
+    """The pages with lessons that an entry links to, in order."""
+    targets = (meaning_of_url(url, book) for url in addresses(entry.text))
+    pages = (target.name for target in targets if target and target.kind == "page")
+    return [page for page in pages if book.kind(page) != "reference"]
 
 
 def seen_in(page: Page, entry: Section) -> Iterator[str]:

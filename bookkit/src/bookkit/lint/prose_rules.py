@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from bookkit.lint.prose import blocks, headings, read_aloud
 from bookkit.lint.rules import CHAPTER, PAGE, REFERENCE, Page, Said, rule
 from bookkit.model.chapter import Cell
-from bookkit.model.entries import MET_HERE
 
 BANNED = {
     r"simply|just|obviously|clearly|of course|easily": "tells the reader how it should feel",
@@ -23,10 +22,9 @@ SPELLED_SO = re.compile(r"(?i)^(rematerializ|materializ|normaliz|optimiz|seriali
 
 
 def prose(page: Page) -> Iterator[tuple[int, str]]:
-    """(line of the file, text) of what is read; not the fold that `sync` fills."""
+    """(line of the file, text) of what is read."""
     for cell in page.chapter.markdown:
-        made = MET_HERE.sub(lambda found: "\n" * found[0].count("\n"), cell.source)
-        for _, text, line, _ in blocks(made):
+        for _, text, line, _ in blocks(cell.source):
             yield cell.line + line, text
 
 

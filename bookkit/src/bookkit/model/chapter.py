@@ -86,6 +86,14 @@ class Chapter:
         """The code cells that teach; they run without those that prove."""
         return [cell for cell in self.code if not cell.is_proof]
 
+    @property
+    def minutes(self) -> int:
+        """To read what is in view: 200 words a minute, and two seconds for a line of code."""
+        text = " ".join(cell.source for cell in self.markdown)
+        text = re.sub(r"(?s)<details.*?</details>|```.*?```|!\[.*?\]\(.*?\)|\]\(.*?\)", " ", text)
+        seen = [cell for cell in self.code if not {"hide-cell", "hide-input"} & set(cell.tags)]
+        return max(1, round(len(text.split()) / 200 + sum(len(cell.lines) for cell in seen) / 30))
+
     def named(self, slug: str) -> Cell | None:
         """The code cell tagged id-SLUG."""
         return next((cell for cell in self.code if cell.slug == slug), None)

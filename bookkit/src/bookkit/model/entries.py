@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, load_chapter
 
@@ -85,9 +84,6 @@ def entries(chapter: Chapter) -> list[Section]:
     return [one for one in sections(chapter) if one.slug]
 
 
-SILENT = "book/silent-failures"
-
-
 def pages_of_messages(book: Book) -> list[str]:
     """book/messages-GROUP of each group, in the order of the contents."""
     return [page for page in book.pages if page.startswith("book/messages-")]
@@ -123,34 +119,3 @@ def with_index(text: str, book: Book) -> str:
         what = f"{LIST_BEGINS.strip()} … {LIST_ENDS}, between which the list stands"
         raise Problem(f"{INDEX}.md lacks {what}: put them back")
     return f"{before}{LIST_BEGINS}\n{index_of_messages(book)}\n\n{LIST_ENDS}{after}"
-
-
-# The lists at the ends of chapters, which `bookkit sync` keeps too.
-
-MET = "<summary>Messages and silent failures of this page, explained</summary>"
-MET_HERE = re.compile(rf"(?ms)^{re.escape(MET)}\n.*?^</details>\n")
-
-
-def lessons(book: Book, entry: Section) -> list[str]:
-    """The pages with lessons that an entry links to, in order."""
-    targets = (meaning_of_url(url, book) for url in addresses(entry.text))
-    pages = (target.name for target in targets if target and target.kind == "page")
-    return [page for page in pages if book.kind(page) != "reference"]
-
-
-def taught_by(book: Book, page: str) -> list[str]:
-    """The lines of Markdown that link to each entry which sends its reader to this page, its last."""
-    return [
-        f"- [{entry.heading}]({book.page_url(group)}#{entry.slug})"
-        for group in [*pages_of_messages(book), *(one for one in book.pages if one == SILENT)]
-        for entry in entries_of(book, group)
-        if lessons(book, entry)[-1:] == [page]
-    ]
-
-
-def with_messages_met(text: str, book: Book, page: str) -> str:
-    """A page's text; its fold of messages, if it still has one, lists those that there are."""
-    if not MET_HERE.search(text):
-        return text
-    listed = "\n".join([MET, "", *taught_by(book, page), "", "</details>", ""])
-    return MET_HERE.sub(lambda _: listed, text, count=1)

@@ -33,6 +33,7 @@ from bookkit.sphinx_ext import (
     frame,
     languages,
     markdown,
+    markdown_twins,
     mathml,
     own_urls,
     pages,
@@ -92,6 +93,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         reference,
         search,
         translation,
+        markdown_twins,
     )
     for part in (*parts, strips, entries, predictions, figures, mathml):
         part.setup(app)

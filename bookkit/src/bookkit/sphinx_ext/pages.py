@@ -10,6 +10,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
 from bookkit.model.book import Book
+from bookkit.model.chapter import load_chapter
 from bookkit.run.execute import stack
 from bookkit.sphinx_ext.frame import edition
 
@@ -52,6 +53,8 @@ def context_of(
         context["book_first_colab"] = book.colab_url(first, here)
     if pagename in app.env.found_docs:
         path = book.source(pagename).relative_to(book.root).as_posix()
+        if book.kind(pagename) != "reference":
+            context["book_minutes"] = load_chapter(book.source(pagename)).minutes
         context["book_source_url"] = f"{book.repo}/blob/{book.ref}/{path}"
     if pagename in book.chapters:
         context["book_colab_url"] = book.colab_url(pagename, here)

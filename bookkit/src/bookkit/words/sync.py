@@ -11,9 +11,9 @@
 3. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
    times play no part, and the same source gives the same bytes.
 4. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
-5. A page ends in a line that counts its claims, the tests in tests/book, and links them.
-6. book/messages.md lists the entries of the pages book/messages-*.md, and a fold at the end of each
-   page those that send their readers to it.
+5. The first page says how many minutes each chapter takes. A page ends in a line that counts its
+   claims, the tests in tests/book, and links them.
+6. book/messages.md lists the entries of the pages book/messages-*.md.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import nbformat
 import yaml
 
 from bookkit.model.book import Book, Problem, find_root
-from bookkit.model.chapter import parse
+from bookkit.model.chapter import load_chapter, parse
 from bookkit.model.compiled import STORED_TAG, stored_cell
-from bookkit.model.entries import INDEX, with_index, with_messages_met
+from bookkit.model.entries import INDEX, with_index
 from bookkit.model.package import (
     CELL,
     COMPANION,
@@ -138,10 +138,10 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
         if not source.exists():
             continue  # another check says so
         text = with_pin(source.read_text("utf-8"), wheel)
+        if page == book.pages[0]:
+            text = with_minutes(text, book)
         if page == INDEX:
             text = with_index(text, book)
-        elif book.kind(page) != "reference":
-            text = with_messages_met(text, book, page)
         if page not in book.chapters:
             yield source, with_claims(text, book, page)
             continue
@@ -155,6 +155,16 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
             known = translation(book, language, page)
             translated = translate_notebook(notebook, book, page, language, known)
             yield book.notebook(page, language), nbformat.writes(translated) + "\n"
+
+
+def with_minutes(text: str, book: Book) -> str:
+    """The first page, whose table of chapters ends in the minutes that each one takes."""
+
+    def row(found: re.Match[str]) -> str:
+        path = book.source(f"book/{found['page']}")
+        return f"{found['row']}| {load_chapter(path).minutes} |" if path.exists() else found[0]
+
+    return re.sub(r"(?m)^(?P<row>\| \[.*\]\((?P<page>[\w-]+)\.md\) \|.*)\| \d+ \|$", row, text)
 
 
 def with_claims(text: str, book: Book, page: str) -> str:
