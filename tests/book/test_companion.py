@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from many_devices import checks, logical
+from many_devices import checks, helpers, logical
 from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
@@ -28,6 +28,7 @@ SHOWN = [
     ("06-logical-axes", logical.loss_of),
     ("06-logical-axes", logical.make),
     ("06-logical-axes", logical.step),
+    ("07-explicit", helpers.type_of),
 ]
 
 
