@@ -57,7 +57,6 @@ class Comparison:
     why: str = ""  # of TPU, where it does not hold there
     why_gpu: str = ""  # of GPU
     not_for_gpu: str = ""  # one sentence, where the program was not compiled for GPU
-    strip: str = ""  # the slug of the proof on the page, if it has one
     about: str = "cpu"  # the compiler that the page says it of
 
     def reason(self, compiler: str) -> str:

@@ -3,7 +3,7 @@
     bookkit second-compiler --compilers DIR   compile all, write companion/many_devices/compiled.json
     bookkit second-compiler --compilers DIR --only NAME …    some programs, by name
     bookkit second-compiler --compilers DIR --compare  write nothing; list what differs, by claim
-    bookkit second-compiler --page          write the page's tables from what is stored
+    bookkit second-compiler --page          write the page's numbers and the table from what is stored
     bookkit second-compiler --check         without them: is each stored program still the page's?
     bookkit second-compiler --check --note  and write down which code makes the same program
 
@@ -16,8 +16,10 @@ DIR is where requirements-compilers.txt was installed (`make second-compiler` do
 from __future__ import annotations
 
 import argparse
+import csv
 import datetime
 import importlib.metadata
+import io
 import json
 import os
 import re
@@ -165,21 +167,24 @@ def as_text(data: dict[str, Any]) -> str:
     return short.sub(lambda part: re.sub(r"\n\s*", " ", part[0]), text) + "\n"
 
 
-# The page
+# The page, and the table of all claims
 
 
-def table(judged: Sequence[Judged], book: Book) -> str:
-    """The claims of one page. Numbers are code, which no catalogue has to translate."""
-    lines = ["| claim | CPU | TPU v5e | H100 | elsewhere |", "|---|---|---|---|---|"]
-    for one in judged:
-        claim = one.claim
-        says = claim.says
-        if claim.strip:
-            says += f" ([strip]({book.page_url(claim.page)}#checked-{claim.strip}))"
-        values = {compiler: f"`{as_shown(value)}`" for compiler, value in one.values.items()}
-        cells = [values.get(compiler, "") for compiler in COMPILERS]
-        lines.append(f"| {says} | {' | '.join(cells)} | {where_it_holds(one)} |")
-    return "\n".join(lines)
+def table(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
+    """All claims as CSV, in the order of the book."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(["page", "claim", "CPU", "TPU v5e", "H100", "elsewhere"])
+    judged = judge(asked, stored["programs"])
+    for one in sorted(judged, key=lambda one: book.pages.index(one.claim.page)):
+        values = [as_shown(one.values[name]) if name in one.values else "" for name in COMPILERS]
+        page = one.claim.page.removeprefix("book/")
+        rows.writerow([page, one.claim.says, *values, where_it_holds(one)])
+    return out.getvalue()
+
+
+def table_path(book: Book) -> Path:
+    return book.root / "book" / "compiled" / "claims.csv"
 
 
 def where_it_holds(one: Judged) -> str:
@@ -196,19 +201,6 @@ def where_it_holds(one: Judged) -> str:
     return " ".join(f"{COMPILER_NAMES[name]}: differs. {claim.reason(name)}" for name in differing)
 
 
-def tables(book: Book, judged: Sequence[Judged]) -> str:
-    """A heading and a table for each page, in the order of the book."""
-    parts = []
-    for page in book.pages:
-        here = [one for one in judged if one.claim.page == page]
-        if here:
-            title = book.source(page).read_text("utf-8")
-            heading = re.search(r"^# (.+)$", title, re.M)
-            name = heading[1] if heading else page
-            parts.append(f"### {name}\n\n{table(here, book)}")
-    return "\n\n".join(parts)
-
-
 def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
     holding = [sum(one.holds.get(compiler, False) for one in judged) for compiler in COMPILERS]
     everywhere = sum(list(one.holds.values()) == [True] * len(COMPILERS) for one in judged)
@@ -221,30 +213,36 @@ def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
 
 
 def page_text(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
+    """The page, with a paragraph of numbers between the two lines that name it."""
     path = book.source(CLAIMS_PAGE)
-    judged = judge(asked, stored["programs"])
     text = path.read_text("utf-8")
-    made = {
-        "summary": summary(judged, stored["about"], len(stored["programs"])),
-        "claims": tables(book, judged),
-    }
-    for name, part in made.items():
-        text = fill(text, name, f"\n{part}\n", path.name)
-    return text
-
-
-def fill(text: str, name: str, made: str, where: str) -> str:
-    """The text, with what was made between the two lines that name it."""
-    begin, end = f"<!-- made by bookkit second-compiler: {name} -->", f"<!-- end of {name} -->"
+    begin, end = "<!-- made by bookkit second-compiler -->", "<!-- end -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise Problem(f"{where} needs the lines {begin} and {end}, once each")
+        raise Problem(f"{path.name} needs the lines {begin} and {end}, once each")
     before, rest = text.split(begin)
-    return f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
+    judged = judge(asked, stored["programs"])
+    made = summary(judged, stored["about"], len(stored["programs"]))
+    return f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end)[1]}"
 
 
 def main_page(book: Book) -> None:
-    """Write the page from what is stored."""
-    book.source(CLAIMS_PAGE).write_text(page_text(book, load_table(book), load_rows(book)), "utf-8")
+    """Write the page and the table from what is stored."""
+    asked, stored = load_table(book), load_rows(book)
+    book.source(CLAIMS_PAGE).write_text(page_text(book, asked, stored), "utf-8")
+    table_path(book).write_text(table(book, asked, stored), "utf-8")
+
+
+def out_of_date(book: Book, asked: Asked, stored: dict[str, Any]) -> list[str]:
+    """The files that were not written from what is stored."""
+    made = {
+        book.source(CLAIMS_PAGE): page_text(book, asked, stored),
+        table_path(book): table(book, asked, stored),
+    }
+    return [
+        f"{path.relative_to(book.root)} is out of date: run `bookkit second-compiler --page`."
+        for path, text in made.items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
 
 
 # Checks
@@ -317,8 +315,7 @@ def check(book: Book, workers: int = 2, note: bool = False) -> str:
             f"claims.toml and compiled.json list other programs ({names}): run `{COMMAND}`."
         )
     problems = misjudged(judge(asked, stored["programs"]))
-    if book.source(CLAIMS_PAGE).read_text("utf-8") != page_text(book, asked, stored):
-        problems.append(f"{CLAIMS_PAGE}.md is out of date: run `bookkit second-compiler --page`.")
+    problems += out_of_date(book, asked, stored)
     doubtful, here = stale(book, asked, stored), releases()
     pinned = {name: stored["about"].get(name) for name in LOWERED_BY}
     said = f"{len(asked.programs)} programs, {len(asked.claims)} claims; of changed code: "
