@@ -23,8 +23,12 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +46,7 @@ from bookkit.model.compiled import (
     load_table,
     rows_path,
 )
-from bookkit.run.cells import as_jobs, run_jobs
-from bookkit.stacks.two_programs import OTHERS
+from bookkit.stacks.two_programs import ENDED, OTHERS
 
 CLAIMS_PAGE = "book/two-compilers"
 LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
@@ -66,60 +69,76 @@ def version_of(compiler: str, folder: Path) -> str:
     return found[0].name.removesuffix(".dist-info").rpartition("-")[2]
 
 
-def with_devices(source: str, devices: int) -> str:
-    """The setup cell, for another number of simulated devices than eight."""
-    source = source.replace('"JAX_NUM_CPU_DEVICES": "8"', f'"JAX_NUM_CPU_DEVICES": "{devices}"')
-    return source.replace('"8 cpu devices"', f'"{devices} cpu devices"')
-
-
 def job(book: Book, programs: Sequence[Program], folder: Path) -> dict[str, Any]:
-    """The cells of the programs' page, and after those that one follows, a cell that notes it."""
-    page, devices = programs[0].page, programs[0].devices
+    """The cells of the programs' page, and the programs that follow some of them."""
     cells = max((cells_before(book, program) for program in programs), key=len)
-    made = as_jobs(cells, id=page, timeout=1500, fresh=devices != 8)
-    for entry in made["cells"]:
-        if "setup" in entry["tags"]:
-            entry["source"] = with_devices(entry["source"], devices)
-    with_notes: list[dict[str, Any]] = []
-    for cell, entry in zip(cells, made["cells"]):
-        with_notes.append(entry)
-        for program in programs:
-            if program.after == cell.slug:
-                target = str(folder / f"{program.name}.json")
-                source = (
-                    "from bookkit.stacks.two_programs import note as _note_program\n"
-                    f"_note_program({str(book.root)!r}, {program.make!r}, {target!r}, "
-                    f"{program.schedule!r}, {dict(program.switches)!r})"
-                )
-                note = {"index": f"program {program.name}", "source": source, "tags": []}
-                with_notes.append(note | {"probe": True})
-    return made | {"cells": with_notes}
+    return {
+        "root": str(book.root),
+        "cells": [
+            {
+                "where": f"{programs[0].page}, cell {cell.index}",
+                "source": cell.source,
+                "programs": [
+                    {
+                        "name": program.name,
+                        "code": program.make,
+                        "target": str(folder / f"{program.name}.json"),
+                        "with_schedule": program.schedule,
+                        "switches": dict(program.switches),
+                    }
+                    for program in programs
+                    if program.after == cell.slug
+                ],
+            }
+            for cell in cells
+            # its devices are made here, and may be more than eight
+            if "setup" not in cell.tags or "many_devices" not in cell.source
+        ],
+    }
+
+
+def run_page(book: Book, programs: Sequence[Program], folder: Path, others: Path | None) -> str:
+    """Run the page of these programs in a process of its own; what failed, line by line."""
+    page, devices = programs[0].page, programs[0].devices
+    settings = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "NPROC": "16",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONWARNINGS": "ignore",
+        OTHERS: str(others.resolve()) if others else "",
+    }
+    environment = {**os.environ, **settings}
+    environment.pop("XLA_FLAGS", None)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            [sys.executable, "-m", "bookkit.stacks.two_programs"],
+            input=json.dumps(job(book, programs, folder)),
+            cwd=empty,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=1500,
+        )
+    print(f"{page}: {time.monotonic() - began:.0f} s", flush=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return f"{page}: {last[-1]}"
+    return done.stdout.rpartition(ENDED)[2].strip()
 
 
 def noted(
     book: Book, programs: Sequence[Program], others: Path | None, workers: int = 2
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Run the pages of these programs; by program what each compiler made of it, and what failed."""
-    if others is None:
-        os.environ.pop(OTHERS, None)
-    else:
-        os.environ[OTHERS] = str(others.resolve())
     together: dict[tuple[str, int], list[Program]] = {}  # in one process
     for program in programs:
         together.setdefault((program.page, program.devices), []).append(program)
-    found, problems = {}, []
-    with tempfile.TemporaryDirectory() as name:
-        jobs = [job(book, some, Path(name)) for some in together.values()]
-        for outcome in run_jobs(jobs, parallel=workers):
-            print(f"{outcome['id']}: {outcome['seconds']:.0f} s", flush=True)
-            if outcome["error"]:
-                where = f"{outcome['id']}, cell {outcome['failed']}"
-                problems.append(f"{where}: {outcome['error']}")
-            problems += [
-                f"{outcome['id']}, {entry['end']}: {entry['error']}"
-                for entry in outcome["cells"]
-                if entry["error"] and str(entry["end"]).startswith("program ")
-            ]
+    found = {}
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
+        runs = [pool.submit(run_page, book, some, Path(name), others) for some in together.values()]
+        problems = [line for run in runs for line in run.result().splitlines()]
         for program in programs:
             path = Path(name, f"{program.name}.json")
             if path.exists():

@@ -1,7 +1,8 @@
 """Inside the process that runs a page's cells: one of its programs, compiled for CPU, TPU and GPU.
 
-A job of bookkit/run/cells.py runs, after a page's own cells, a cell that calls `note`. It evaluates
-the code that makes the program, lowers that for each machine, and writes what each compiler made of it.
+`python -m bookkit.stacks.two_programs` reads a job from its input (second_compiler.py), runs the cells
+of a page one after the other, and after some of them notes programs: it evaluates the code that makes
+one, lowers that for each machine, and writes what each compiler made of it.
 The compilers for TPU and GPU are only looked for where BOOK_OTHER_COMPILERS says; without them the
 program is lowered for TPU, to be hashed, and not compiled for either.
 """
@@ -12,6 +13,7 @@ import ast
 import contextlib
 import functools
 import json
+import linecache
 import math
 import os
 import re
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshscope._hlo import Instruction
 
+ENDED = "-- what failed --"
 OTHERS = "BOOK_OTHER_COMPILERS"  # the folder that libtpu and XLA's GPU plugin were installed into
 TARGET = "h100.txtpb"  # in book/compiled: what XLA is told of the GPU that it compiles for
 QUIET = {  # libtpu asks no cloud where it is, and writes no logs into /tmp
@@ -33,16 +36,6 @@ QUIET = {  # libtpu asks no cloud where it is, and writes no logs into /tmp
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-
-
-def helpers(root: Path) -> dict[str, Any]:
-    """The functions of the shared cell that chapters have, under their names."""
-    import jax
-
-    names: dict[str, Any] = {"jax": jax}
-    path = root / "book" / "cells" / "compilers.py"
-    exec(compile(path.read_text("utf-8"), str(path), "exec"), names)
-    return names
 
 
 class Recorder:
@@ -230,7 +223,12 @@ def elsewhere(
 
 
 def note(
-    root: str, code: str, target: str, with_schedule: bool, switches: dict[str, str | bool]
+    page: types.ModuleType,
+    root: Path,
+    code: str,
+    target: str,
+    with_schedule: bool,
+    switches: dict[str, str | bool],
 ) -> None:
     """Write what the compilers make of the program that `code` makes among a page's names.
 
@@ -238,32 +236,68 @@ def note(
     """
     import jax
 
-    page: types.ModuleType = sys.modules["__main__"]
-    tools, others = helpers(Path(root)), os.environ.get(OTHERS)
+    from many_devices import compiled as tools
+
+    others = os.environ.get(OTHERS)
     platforms = ("tpu", "cuda") if others else ("tpu",)
 
     def lower(function: Callable[..., Any], *inputs: Any) -> dict[str, Any]:
-        return {name: tools["lowered_for"](name, function, *inputs) for name in platforms}
+        return {name: tools.lowered_for(name, function, *inputs) for name in platforms}
 
     lowered, order, on_cpu = made(code, page.__dict__, lower)
-    sizes = tools["sizes_of"](lowered["tpu"])
+    sizes = tools.sizes_of(lowered["tpu"])
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
-    found = {"hash": tools["digest"](lowered["tpu"]), "mesh": sizes, "cpu": account(on_cpu, mesh)}
+    found = {"hash": tools.digest(lowered["tpu"]), "mesh": sizes, "cpu": account(on_cpu, mesh)}
     if others:
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
         if others not in sys.path:
             sys.path.append(others)
-        compiled_for = tools["compiled_for"]
 
         def for_tpu() -> Any:
-            return compiled_for(tools["on_tpu_v5e"](sizes), lowered["tpu"], order)
+            return tools.compiled_for(tools.on_tpu_v5e(sizes), lowered["tpu"], order)
 
         def for_gpu() -> Any:
-            return compiled_for(on_h100(sizes, Path(root)), lowered["cuda"], order, switches)
+            return tools.compiled_for(on_h100(sizes, root), lowered["cuda"], order, switches)
 
         found |= {
             "tpu": elsewhere(for_tpu, mesh),
             "gpu": elsewhere(for_gpu, mesh, with_schedule),
         }
     Path(target).write_text(json.dumps(found), "utf-8")
+
+
+def main() -> None:
+    """Run the job; after the line ENDED, one line for each thing that failed."""
+    job = json.load(sys.stdin)
+    page = types.ModuleType("page")
+    sys.modules["page"] = page  # where dataclasses look for it
+    failed = []
+    for cell in job["cells"]:
+        try:
+            linecache.cache[cell["where"]] = (
+                len(cell["source"]),
+                None,
+                cell["source"].splitlines(True),
+                cell["where"],
+            )
+            exec(compile(cell["source"], cell["where"], "exec"), page.__dict__)
+        except Exception as error:  # cells after it would only fail for want of its names
+            failed.append(f"{cell['where']}: {told(error)}")
+            break
+        for program in cell["programs"]:
+            name = program.pop("name")
+            try:
+                note(page, Path(job["root"]), **program)
+            except Exception as error:
+                failed.append(f"{cell['where']}, program {name}: {told(error)}")
+    print(ENDED, *failed, sep="\n")
+
+
+def told(error: Exception) -> str:
+    first = str(error).strip().splitlines()[:1]
+    return f"{type(error).__name__}: {' '.join(first)}"
+
+
+if __name__ == "__main__":
+    main()
