@@ -1,42 +1,405 @@
-"""Chapter 1, "A mesh is a grid of devices with names": the sum that moves, and the sum forgotten."""
+"""Chapter 1, "A mesh is a grid of devices with names": what the page says is true."""
+
+import os
+import re
+import subprocess
+import sys
+import warnings
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import meshscope as ms
-from pages import compiled_for_cpu
+from many_devices.compiled import stored_program
+from many_devices.helpers import attempt, put, traffic
+from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "01-mesh"
+P = jax.P
+
+
+def stored_rows(name, compiler):
+    """What a stored program of this page moves: kind, axes, payload."""
+    moves = stored_program(name)[compiler]["moves"]
+    return [(row["kind"], tuple(row["axes"]), row["payload"]) for row in moves]
+
+
+# The devices
+
+
+def count_devices(code="pass", **settings):
+    """CPU devices that a fresh Python process finds, with these variables and this code first."""
+    unset = {"JAX_NUM_CPU_DEVICES", "XLA_FLAGS"}
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    env |= {"JAX_PLATFORMS": "cpu"} | settings
+    command = [sys.executable, "-c", f"import jax; {code}; print(jax.device_count())"]
+    return int(subprocess.check_output(command, env=env, text=True))
 
 
 @compiled_for_cpu
-def test_each_device_sends_twice_the_sum_but_its_own_piece(page):
-    """For a sum of S bytes on n devices each device sends 2 S (n-1)/n bytes; S is the size of the sum,
-    which all devices of a group along `model` have in the end."""
-    (move,) = ms.collectives(page.compiled, page.mesh)
+def test_the_setup_cell_makes_eight_simulated_devices(page):
+    """There are eight devices, and they are simulated: all are on the CPU of this process."""
+    assert len(page.devices) == 8 == jax.device_count()
+    assert {device.platform for device in page.devices} == {"cpu"}
+    assert {device.process_index for device in page.devices} == {0}
+
+
+def test_one_line_makes_eight_devices_before_jax_is_used():
+    """jax.config.update("jax_num_cpu_devices", 8) makes eight devices, where there was one."""
+    assert count_devices() == 1
+    assert count_devices('jax.config.update("jax_num_cpu_devices", 8)') == 8
+
+
+def test_the_line_comes_too_late_after_jax_was_used(page):
+    """After JAX was used, the same setting raises a RuntimeError."""
+    too_late = attempt(jax.config.update, "jax_num_cpu_devices", 4)
+    assert too_late.startswith("RuntimeError") and "before" in too_late
+
+
+def test_the_older_flag_and_the_variable_make_eight_devices():
+    """JAX_NUM_CPU_DEVICES=8 and the older XLA flag do the same."""
+    flag = "--xla_force_host_platform_device_count=8"
+    assert count_devices(JAX_NUM_CPU_DEVICES="8") == count_devices(XLA_FLAGS=flag) == 8
+
+
+# The mesh
+
+
+def test_the_mesh_is_the_first_eight_devices_with_auto_axes(page):
+    """The mesh has the first eight devices, each once, in two rows and four columns, in Auto mode."""
+    mesh = page.mesh
+    assert set(mesh.devices.flat) == set(jax.devices()[:8]) and mesh.devices.shape == (2, 4)
+    assert mesh.axis_names == ("data", "model")
+    assert mesh.axis_types == (AxisType.Auto,) * 2
+
+
+# A sharded array
+
+
+def test_each_device_holds_the_block_of_its_coordinates(page):
+    """With P("data", "model"), data halves the rows, model quarters the columns."""
+    x_BD = page.after("first-array").x_BD
+    rows, columns = 4, 2
+    for shard in x_BD.addressable_shards:
+        (i,), (j,) = np.nonzero(page.mesh.devices == shard.device)
+        block = page.x_host[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        assert np.array_equal(shard.data, block)
+    assert x_BD.sharding == jax.NamedSharding(page.mesh, P("data", "model"))
+    assert x_BD.shape == page.x_host.shape and len(x_BD.addressable_shards) == 8
+
+
+@compiled_for_cpu
+def test_device_6_has_the_second_half_of_the_rows_and_the_third_quarter_of_the_columns(page):
+    """The block that the picture shows in grey is on device 6."""
+    (shard,) = [
+        shard for shard in page.after("first-array").x_BD.addressable_shards if shard.device.id == 6
+    ]
+    np.testing.assert_array_equal(shard.data, page.x_host[4:, 4:6])
+
+
+def test_an_axis_that_the_spec_leaves_out_means_copies(page):
+    """With P("data", None) a device holds four rows, and four devices hold the first row."""
+    x_BD = page.after("copies").x_BD
+    assert {shard.data.shape for shard in x_BD.addressable_shards} == {(4, 8)}
+    assert page.rows_held == 4 and len(page.holders) == 4
+    (row,) = {np.argwhere(page.mesh.devices == device)[0][0] for device in copies_of_row_0(x_BD)}
+    assert sorted(page.holders) == sorted(device.id for device in page.mesh.devices[row])
+
+
+def copies_of_row_0(array):
+    """The devices whose piece begins with the array's first row."""
+    return [shard.device for shard in array.addressable_shards if shard.index[0].start == 0]
+
+
+def test_a_missing_entry_means_the_same_as_none(page):
+    """P("data") and P("data", None) shard a matrix alike."""
+    short, long = put(page.x_host, page.mesh, "data"), put(page.x_host, page.mesh, "data", None)
+    assert short.sharding.is_equivalent_to(long.sharding, 2)
+
+
+def test_copies_take_memory(page):
+    """Of 256 bytes, four copies take 1,024."""
+    shards = page.after("copies").x_BD.addressable_shards
+    assert page.x_host.nbytes == 256
+    assert page.held.total_bytes == sum(shard.data.nbytes for shard in shards) == 1024
+
+
+def test_two_names_give_each_device_one_row(page):
+    """With ("data", "model") the pieces run through the mesh row by row."""
+    in_order = list(page.mesh.devices.flat)
+    for shard in page.x_rows_BD.addressable_shards:
+        k = in_order.index(shard.device)
+        assert np.array_equal(shard.data, page.x_host[k : k + 1])
+
+
+def test_three_mistakes_raise_at_once(page):
+    """An unknown name, one axis for two dimensions, and a size that does not divide raise errors."""
+    x, mesh = page.x_host, page.mesh
+    assert "axis: batch" in attempt(put, x, mesh, "batch", None)
+    assert "DuplicateSpecError" in attempt(put, x, mesh, "data", "data")
+    assert "IndivisibleError" in attempt(put, x[:5], mesh, ("data", "model"), None)
+
+
+# Strategies
+
+
+def parts_of(array):
+    """In how many parts each dimension is divided."""
+    piece = array.sharding.shard_shape(array.shape)
+    return tuple(whole // part for whole, part in zip(array.shape, piece, strict=True))
+
+
+def products(page):
+    return {
+        "data": (page.x_data_BD, page.w_copied_DF),
+        "tensor": (page.x_copied_BD, page.w_columns_DF),
+        "fsdp": (page.x_data_BD, page.w_pieces_DF),
+        "both": (page.x_data_BD, page.w_blocks_DF),
+    }
+
+
+def test_each_strategy_divides_what_it_says(page):
+    """Which of batch and weight, and along which dimension, data and model divide."""
+    divided = {name: (*parts_of(x), *parts_of(w)) for name, (x, w) in products(page).items()}
+    assert divided == {
+        "data": (2, 1, 1, 1),
+        "tensor": (1, 1, 1, 4),
+        "fsdp": (2, 1, 2, 1),
+        "both": (2, 1, 2, 4),
+    }
+    for _, w in products(page).values():
+        assert ms.memory(w).bytes_per_device == page.w_in_host.nbytes // np.prod(parts_of(w))
+
+
+def test_all_four_products_are_numpys(page):
+    """A strategy does not decide the result: all four are NumPy's, up to rounding."""
+    for x, w in products(page).values():
+        with jax.default_matmul_precision("highest"):  # float32 on every backend
+            np.testing.assert_allclose(x @ w, page.x_host @ page.w_in_host, rtol=1e-5, atol=1e-5)
+
+
+@compiled_for_cpu
+def test_only_a_weight_in_pieces_along_data_makes_devices_communicate(page):
+    """Data and tensor parallelism move nothing in x @ w; FSDP alone or with tensor does."""
+    for x, w in products(page).values():
+        moves = traffic(jnp.dot, x, w, mesh=page.mesh)
+        assert (len(moves) > 0) == (parts_of(w)[0] > 1)
+    for compiler in ("gpu", "tpu", "cpu"):
+        for name in ("mesh-copies", "mesh-columns"):
+            assert not stored_rows(name, compiler)
+        for name in ("mesh-rows", "mesh-blocks"):
+            assert stored_rows(name, compiler)
+
+
+@compiled_for_cpu
+def test_without_a_constraint_partial_results_are_added(page):
+    """For this product no compiler fetches the weight: each adds up parts of x @ w."""
+    F = page.F
+    moves = traffic(jnp.dot, page.x_data_BD, page.w_pieces_DF, mesh=page.mesh)
+    sizes = {move.kind: move.payload_bytes for move in moves}
+    assert sizes == {"collective-permute": 2 * F * 4, "all-reduce": 4 * F * 4}
+    assert all(move.payload_bytes < page.w_in_host.nbytes for move in moves)
+    for compiler in ("gpu", "tpu", "cpu"):
+        kinds = {kind: axes for kind, axes, _ in stored_rows("mesh-rows", compiler)}
+        assert kinds.keys() == {"all-reduce", "collective-permute"}
+        assert kinds["all-reduce"] == ("model",)
+
+
+@compiled_for_cpu
+def test_with_the_constraint_the_weight_is_fetched(page):
+    """Constrained to be whole where it is used, the weight is gathered along data."""
+    moves = traffic(page.fsdp_product, page.x_data_BD, page.w_pieces_DF, mesh=page.mesh)
+    assert [(move.kind, move.axes, move.payload_bytes) for move in moves] == [
+        ("all-gather", ("data",), page.w_in_host.nbytes)
+    ]
+
+
+# One program
+
+
+def test_one_trace_and_one_program_for_all_devices(page):
+    """Two calls trace once and compile once, and the result is on all eight devices."""
+    assert len(page.traces) == 1 and page.run._cache_size() == 1
+    assert page.y_BD.sharding.device_set == set(page.mesh.devices.flat)
+
+
+def test_the_program_computes_what_numpy_does(page):
+    """On the mesh the two matmuls and the tanh give the numbers of NumPy."""
+    with jax.default_matmul_precision("highest"):
+        y_BD = page.mlp(*page.place(page.mesh))
+    np.testing.assert_allclose(y_BD, page.y_host, rtol=1e-4, atol=1e-4)
+
+
+def test_the_compiled_program_is_about_shards(page):
+    """Its first line has eight partitions, and the shapes of shards of x, w_in, w_out and y."""
+    assert int(re.search(r"num_partitions=(\d+)", page.first_line)[1]) == page.mesh.size == 8
+    found = re.findall(r"f32\[(\d+),(\d+)\]", page.first_line.split("}->")[0].split("->")[0])
+    shards = [array.addressable_shards[0].data.shape for array in page.place(page.mesh)]
+    assert [(int(m), int(n)) for m, n in found] == shards == [(4, 8), (8, 6), (6, 8)]
+
+
+@compiled_for_cpu
+def test_the_first_matmul_moves_nothing(page):
+    """x @ w_in and the tanh need no other device, and leave h sharded along both axes."""
+
+    def first(x_BD, w_in_DF):
+        return jnp.tanh(x_BD @ w_in_DF)
+
+    inputs = page.place(page.mesh)[:2]
+    assert not traffic(first, *inputs, mesh=page.mesh)
+    wanted = jax.NamedSharding(page.mesh, P("data", "model"))
+    assert first(*inputs).sharding.is_equivalent_to(wanted, 2)
+    assert page.h_BF.sharding.is_equivalent_to(wanted, 2)  # as the modes are given it
+
+
+@compiled_for_cpu
+def test_each_device_sends_192_bytes(page):
+    """One all-reduce along model of S = 128 bytes: on n = 4 devices each sends 2 S (n-1)/n."""
+    (move,) = page.moved
     n, piece = page.mesh.shape["model"], page.y_BD.addressable_shards[0].data
-    assert move.axes == ("model",)
-    assert move.wire_bytes == 2 * piece.nbytes * (n - 1) / n
+    assert (move.kind, move.axes) == ("all-reduce", ("model",))
+    assert move.payload_bytes == piece.nbytes == 4 * 8 * 4 == 128
+    assert move.wire_bytes == 2 * piece.nbytes * (n - 1) / n == page.sent == 192
+    for compiler in ("gpu", "tpu", "cpu"):
+        assert stored_rows("mesh-mlp", compiler) == [("all-reduce", ("model",), 128)]
 
 
-def test_the_end_of_the_message_about_a_forgotten_sum_names_the_axis(page):
-    """If you forget the sum, JAX notices, and the end of its message names the axis."""
+# Three modes
+
+
+def test_three_modes_give_one_result(page):
+    """Auto, Explicit and Manual compute NumPy's y."""
+    for y_BD in (page.y_auto_BD, page.y_explicit_BD, page.y_manual_BD):
+        np.testing.assert_allclose(y_BD, page.y_host, rtol=0, atol=0.2)  # at worst in bfloat16
+
+    def explicit_dot(h_BF, w_FD):
+        return jnp.dot(h_BF, w_FD, out_sharding=page.y_sharding)
+
+    with jax.default_matmul_precision("highest"):
+        for y_BD in (
+            jnp.dot(page.h_BF, page.w_out_FD),
+            explicit_dot(page.h_typed_BF, page.w_typed_FD),
+            jax.jit(page.dot_by_hand)(page.h_BF, page.w_out_FD),
+        ):
+            np.testing.assert_allclose(y_BD, page.y_host, rtol=1e-4, atol=1e-4)
+
+
+@compiled_for_cpu
+def test_three_modes_have_the_same_all_reduce(page):
+    """In all three modes one all-reduce along model adds the partial sums, 128 bytes."""
+
+    def explicit_dot(h_BF, w_FD):
+        return jnp.dot(h_BF, w_FD, out_sharding=page.y_sharding)
+
+    manual = traffic(page.dot_by_hand, page.h_BF, page.w_out_FD, mesh=page.mesh)
+    assert manual.by("kind", "axes").bytes("all-reduce", ("model",)) == 128
+    wanted = manual.by("kind", "axes")
+    assert traffic(jnp.dot, page.h_BF, page.w_out_FD).by("kind", "axes") == wanted
+    explicit = traffic(explicit_dot, page.h_typed_BF, page.w_typed_FD)
+    assert explicit.by("kind", "axes") == wanted
+
+
+@compiled_for_cpu
+def test_in_auto_mode_the_compiler_chose_the_batch_along_data(page):
+    """The compiler's result is sharded as P("data", None); the type does not say so."""
+    wanted = jax.NamedSharding(page.mesh, P("data", None))
+    assert page.y_auto_BD.sharding.is_equivalent_to(wanted, 2)
+    assert str(jax.typeof(page.h_BF)) == "float32[8,24]"
+
+
+def test_on_an_explicit_mesh_the_type_shows_the_sharding(page):
+    """The types of h and y name the axes; 24@model is six columns on each device."""
+    assert str(jax.typeof(page.h_typed_BF)) == "float32[8@data,24@model]"
+    assert str(jax.typeof(page.y_explicit_BD)) == "float32[8@data,8]"
+    assert page.h_typed_BF.addressable_shards[0].data.shape[1] == 6
+
+
+def test_without_axis_types_a_mesh_is_explicit(page):
+    """jax.make_mesh without axis_types makes Explicit axes, as explicit_mesh has."""
+    default = jax.make_mesh((2, 4), ("data", "model"))
+    assert default.axis_types == (AxisType.Explicit,) * 2 == page.explicit_mesh.axis_types
+
+
+def test_an_ambiguous_product_raises_in_explicit_mode(page):
+    """Summing over a dimension that is sharded in both inputs raises; the error names the fix."""
+    raised = attempt(jnp.dot, page.h_typed_BF, page.w_typed_FD)
+    assert "Contracting dimensions are sharded" in raised and "`out_sharding`" in raised
+
+
+def without_the_sum(page, **more):
+    def product(h_block_BF, w_block_FD):
+        return h_block_BF @ w_block_FD
+
+    specs = {"in_specs": page.in_specs, "out_specs": page.out_specs}
+    return jax.shard_map(product, mesh=page.mesh, **specs, **more)
+
+
+def test_a_forgotten_sum_raises(page):
+    """If you forget the sum, JAX raises an error that names model and replication."""
     with pytest.raises(ValueError) as error:
-        page.refused(page.h_BF, page.w_out_FD)
+        without_the_sum(page)(page.h_BF, page.w_out_FD)
     beginning, *rest = str(error.value).split("\n\n")
     assert "out_specs which require replication" in beginning
     assert "model" in " ".join(rest) and "mesh axis" in " ".join(rest)
 
 
-def test_a_product_of_blocks_is_wrong_until_the_partial_sums_are_added(page):
-    """Until the partial sums are added, the result is wrong."""
-    unchecked = jax.shard_map(
-        page.without_the_sum,
-        mesh=page.mesh,
-        in_specs=page.in_specs,
-        out_specs=page.out_specs,
-        check_vma=False,
-    )
-    wrong, right = unchecked(page.h_BF, page.w_out_FD), page.dot_by_hand(page.h_BF, page.w_out_FD)
+def test_until_the_partial_sums_are_added_the_result_is_wrong(page):
+    """Without the check, the product of blocks is wrong, and with the sum it is right."""
+    wrong = without_the_sum(page, check_vma=False)(page.h_BF, page.w_out_FD)
+    right = page.dot_by_hand(page.h_BF, page.w_out_FD)
     assert abs(wrong - right).max() > 0.1
     assert abs(right - page.y_host).max() < 0.1
+
+
+# On your own model
+
+
+def test_the_lines_to_copy_use_all_devices(page):
+    """With pieces = 1 every device has its own rows of the batch."""
+    assert set(page.own_mesh.devices.flat) == set(jax.devices())
+    assert dict(page.own_mesh.shape) == {"data": jax.device_count(), "model": 1}
+    assert len({str(shard.index) for shard in page.batch.addressable_shards}) == page.own_mesh.size
+
+
+def test_a_bare_spec_needs_a_current_mesh(page):
+    """A bare spec raises outside jax.set_mesh, and is enough inside it."""
+    raised = attempt(jax.device_put, page.x_host, P("data", None))
+    assert "Please set a mesh via `jax.set_mesh`" in raised.replace("\n", " ")
+    assert page.x_BD.sharding == jax.NamedSharding(page.mesh, P("data", None))
+
+
+# Older code
+
+
+def test_an_older_mesh_has_auto_axes(page):
+    """Mesh(np.array(jax.devices()).reshape(2, 4), axis_names=…) has Auto axes."""
+    grid = np.array(jax.devices()[:8]).reshape(2, 4)
+    old = jax.sharding.Mesh(grid, axis_names=("data", "model"))
+    assert old.axis_types == (AxisType.Auto,) * 2 and np.array_equal(old.devices, grid)
+
+
+def test_with_mesh_is_deprecated(page):
+    """`with mesh:` warns, and device_put does not accept the bare spec inside it either."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        with page.mesh:
+            attempt(jax.device_put, page.x_host, P("data", None))
+    assert caught[0].category is DeprecationWarning
+
+
+def test_names_that_are_gone(page):
+    """use_mesh and PositionalSharding were removed; PartitionSpec is jax.P."""
+    assert jax.sharding.PartitionSpec is jax.P
+    for removed in ("use_mesh", "PositionalSharding"):
+        assert not hasattr(jax.sharding, removed)
+
+
+# Exercises
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    """The stub and a wrong answer get "not yet", the solution "correct"."""
+    check_exercise(page, PAGE, exercise)

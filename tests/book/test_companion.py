@@ -10,6 +10,8 @@ from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
 SHOWN = [
+    ("01-mesh", helpers.put),
+    ("01-mesh", helpers.traffic),
     ("02-variables", checks.misplaced),
     ("06-logical-axes", checks.assert_placed),
     ("06-logical-axes", logical.AxisRules),
