@@ -19,7 +19,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `processes` | start a program as several processes | chapter 11 |
 | `plain_fsdp` | FSDP of two matrices in plain JAX | chapters 9 and 11 |
 | `compiled` | what the compilers for TPU and GPU made of the book's programs | fsdp-bytes |
-| `draw` | bars and curves as inline SVG | |
+| `draw` | bars, curves and digits as inline SVG | |
 """
 
 from many_devices._setup import setup

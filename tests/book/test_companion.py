@@ -5,11 +5,21 @@ import inspect
 
 import pytest
 
-from many_devices import checks, helpers, logical
+from many_devices import checks, helpers, logical, model, training
 from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
 SHOWN = [
+    ("04-train", model.Config),
+    ("04-train", model.Block),
+    ("04-train", model.loss_of),
+    ("04-train", training.make),
+    ("04-train", training.step),
+    ("04-train", training.compiled_step),
+    ("04-train", training.batch_of),
+    ("04-train", training.shuffled),
+    ("04-train", training.Run),
+    ("04-train", training.sent_mb),
     ("01-mesh", helpers.put),
     ("01-mesh", helpers.traffic),
     ("02-variables", checks.misplaced),
