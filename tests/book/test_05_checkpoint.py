@@ -1,14 +1,27 @@
 """Chapter 5, "A checkpoint belongs to no mesh"."""
 
+import logging
+import math
 import re
+import shutil
+import time
+import warnings
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as older
 import pytest
 from flax import nnx
+from jax.experimental import multihost_utils
+from jax.experimental.compilation_cache import compilation_cache
 from orbax.checkpoint import v1 as ocp
 
+import meshscope as ms
 from full_disk import nearly_full_disk, quiet_orbax  # noqa: F401
+from many_devices.model import tiny
+from pages import check_exercise, exercises_of
 
 PAGE = "05-checkpoint"
 P = jax.P
@@ -17,68 +30,56 @@ when = ocp.training.save_decision_policies
 
 def random_numbers():
     """Too much for a nearly full disk, and hard to compress."""
-    return {"w": jax.numpy.asarray(np.random.default_rng(0).random((256, 256), "float32"))}
+    return {"w": jnp.asarray(np.random.default_rng(0).random((256, 256), "float32"))}
 
 
 def bits(tree):
+    """The bits of every array of a tree, with its structure."""
+
     def of(leaf):
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
 
-    return [of(leaf) for leaf in jax.tree.leaves(tree)]
+    return jax.tree.structure(tree), [of(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-# Save while you train
+def three(page, mesh):
+    """The run that was saved after three steps."""
+    return page.restore(page.disk / "three", mesh)
 
 
-def series_with_a_failed_save(folder):
-    """A Checkpointer that saves each tenth step, and whose save of step 10 has failed."""
-    saver = ocp.training.Checkpointer(folder, save_decision_policy=when.FixedIntervalPolicy(10))
-    with nearly_full_disk():
-        response = saver.save_async(10, random_numbers())
-        with pytest.raises(ValueError, match="too large"):
-            response.result()  # now it has failed, and the loop does not know
-    return saver
+# Save on eight devices, load on two
 
 
-def test_a_failed_save_is_raised_by_the_next_call_that_saves(tmp_path):
-    """A call for a step that the policy skips neither waits nor raises; the next that saves does."""
-    saver = series_with_a_failed_save(tmp_path)
-    skipped = [saver.save_async(step, random_numbers()) for step in range(11, 20)]
-    assert skipped == [None] * 9  # without an error
-    with pytest.raises(ValueError, match="too large"):
-        saver.save_async(20, random_numbers())
-    saver.close()
-    assert not (tmp_path / "10").exists()
+def test_the_interface_v1_cannot_be_imported_as_a_module():
+    """`import orbax.checkpoint.v1` fails."""
+    with pytest.raises(ModuleNotFoundError):
+        exec("import orbax.checkpoint.v1", {})
 
 
-def test_the_call_that_raises_saves_nothing_and_the_one_after_it_does(tmp_path):
-    """The error of a failed save is raised instead of saving."""
-    saver = series_with_a_failed_save(tmp_path)
-    with pytest.raises(ValueError, match="too large"):
-        saver.save_async(20, random_numbers())
-    saver.save_async(30, random_numbers())
-    saver.close()
-    assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == ["30"]
+def test_the_target_decides_which_device_gets_which_part(page):
+    """Two devices load what eight have saved, in halves of four rows."""
+    w = page.loaded["w"]
+    assert w.sharding == page.by_rows and len(page.w.sharding.device_set) == 8
+    assert np.array_equal(w, np.arange(64).reshape(8, 8))
+    assert [shard.data.shape for shard in w.addressable_shards] == [(4, 8)] * 2
 
 
-def test_the_response_tells_of_a_failed_save_at_once(tmp_path):
-    """To know earlier, ask the response with result()."""
-    saver = ocp.training.Checkpointer(tmp_path, save_decision_policy=when.FixedIntervalPolicy(10))
-    with nearly_full_disk():
-        response = saver.save_async(10, random_numbers())
-        with pytest.raises(ValueError, match="too large"):
-            response.result()
+def test_without_a_target_the_note_of_the_old_sharding_is_followed(page):
+    """On the same eight devices this works; Orbax warns that it is unsafe."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert ocp.load(page.disk / "first")["w"].sharding == page.w.sharding
+    messages = [str(one.message) for one in warned]
+    assert any("unsafe when restoring on a different topology" in said for said in messages)
 
 
-def test_the_end_of_the_with_block_raises_the_error_of_the_last_save(tmp_path):
-    """The end of the `with` block raises the error of the last save."""
-    with pytest.raises(ValueError, match="too large"):
-        with nearly_full_disk(), ocp.training.Checkpointer(tmp_path) as saver:
-            saver.save_async(1, random_numbers())
-
-
-# Targets
+def test_without_a_target_a_process_with_four_devices_cannot_load(page):
+    """Devices 4 to 7 of the note do not exist there, so the sharding is None."""
+    assert page.failed.returncode == 1
+    assert "The available devices are different" in page.failed.stderr
+    assert "sharding passed to deserialization should be specified" in page.failed.stderr
+    assert "Got None" in page.failed.stderr
 
 
 def saved_elsewhere(folder):
@@ -105,33 +106,353 @@ def test_a_target_without_shardings_is_as_bad_as_none(tmp_path):
     assert np.array_equal(ocp.load(path, right)["w"], w)
 
 
+# What to save
+
+
+def test_a_checkpoint_is_three_times_as_large_as_the_weights(page):
+    """Adam keeps two moments for each weight; a key takes 8 bytes, and each counter 4."""
+    weights = tiny.D * (tiny.I + tiny.V) + tiny.L * (2 * tiny.D * (tiny.F + 1) + tiny.F)
+    model, optimizer, rngs = (
+        ms.memory(nnx.state(part)).unique_bytes for part in three(page, page.mesh)
+    )
+    assert model == 4 * weights and optimizer == 2 * model + 2 * 4 and rngs == 8 + 4
+    arrays = jax.tree.leaves(ocp.metadata(page.disk / "three").metadata)
+    stored = sum(math.prod(one.shape) * one.dtype.itemsize for one in arrays)
+    assert stored == model + optimizer + rngs
+
+
+def test_the_target_has_the_shardings_of_the_annotations_and_no_numbers(page):
+    """`nnx.get_abstract_model` allocates nothing."""
+    leaves = jax.tree.leaves(page.abstract_run)
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    wanted = jax.NamedSharding(page.mesh, P("data", "model"))
+    assert page.abstract_run.model.w_DV.sharding == wanted
+    made = jax.tree.leaves(nnx.state(three(page, page.mesh)))
+    for asked, array in zip(leaves, made, strict=True):
+        assert array.sharding == asked.sharding
+
+
 # Bit for bit
-
-
-def test_what_was_saved_comes_back_bit_for_bit_on_any_mesh(page):
-    """Weights, moments, keys and counters are equal bit for bit on each mesh."""
-    saved = bits(nnx.state(page.restore(page.disk / "three", page.mesh)))
-    for data, model in [(4, 2), (2, 2), (1, 1)]:
-        mesh = page.mesh_of(data, model)
-        loaded = nnx.state(page.restore(page.disk / "three", mesh))
-        assert {leaf.sharding.mesh for leaf in jax.tree.leaves(loaded)} == {mesh}
-        assert bits(loaded) == saved
 
 
 def test_on_the_same_mesh_with_the_same_program_training_continues_bit_for_bit(page):
     """With mesh, compiler and order of additions the same, losses and state are equal in all bits."""
-    assert page.losses == page.losses_again
+    assert page.losses == page.losses_again and len(set(page.losses)) == 3
     assert bits(nnx.state(page.went_on)) == bits(nnx.state(page.came_back))
+    assert bits(nnx.state(page.came_back)) != bits(nnx.state(three(page, page.mesh)))
+
+
+def test_the_step_is_in_the_metadata_and_in_the_counters(page):
+    """After three more steps the optimizer and the key have counted to six."""
+    assert ocp.metadata(page.disk / "three").custom_metadata == {"step": 3}
+    saved = three(page, page.mesh)
+    assert saved.optimizer.step[...] == saved.rngs.default.count[...] == 3
+    after = page.came_back
+    assert after.optimizer.step[...] == after.rngs.default.count[...] == 6
+
+
+def test_the_step_donates_the_run(page):
+    """The old run is donated."""
+    donated = three(page, page.mesh)  # not the page's: a save may keep its arrays
+    page.advance(donated, page.mesh, 3, 4)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated.model))
+
+
+def test_a_new_optimizer_shows_in_the_second_loss(page):
+    """The first loss is right to the last bit; those of steps 4 and 5 are wrong, not by rounding."""
+    wrong = [3 + i for i in range(3) if page.losses_fresh[i] != page.losses[i]]
+    assert page.losses_fresh[0] == page.losses[0] and wrong == [4, 5]
+    assert min(abs(np.subtract(page.losses_fresh, page.losses))[1:]) > 1e-3
+
+
+def test_a_new_optimizer_counts_from_0(page):
+    """So compare `optimizer.step` with the step as well."""
+    saved = three(page, page.mesh)
+    with jax.set_mesh(page.mesh):
+        new = nnx.Optimizer(saved.model, page.adamw, wrt=nnx.Param)
+    assert (saved.optimizer.step[...], new.step[...]) == (3, 0)
+
+
+def test_a_new_key_shows_in_the_first_loss(page):
+    """The noise is different."""
+    saved = three(page, page.mesh)
+    new = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), nnx.Rngs(1), saved.rngs)
+    _, losses = page.advance(saved._replace(rngs=new), page.mesh, 3, 4)
+    assert losses != page.losses[:1]
+
+
+# Another mesh
+
+
+def test_what_was_saved_comes_back_bit_for_bit_on_any_mesh(page):
+    """Weights, moments, keys and counters are equal bit for bit on each mesh."""
+    saved = bits(nnx.state(three(page, page.mesh)))
+    for data, model in [(4, 2), (8, 1), (2, 2), (1, 1)]:
+        mesh = page.mesh_of(data, model)
+        loaded = nnx.state(three(page, mesh))
+        assert {leaf.sharding.mesh for leaf in jax.tree.leaves(loaded)} == {mesh}
+        assert bits(loaded) == saved
+
+
+def test_a_key_draws_the_same_noise_on_every_mesh(page):
+    """A key also draws the same noise everywhere."""
+
+    @jax.jit
+    def noise(rngs):
+        return jax.random.normal(rngs(), (64, 64))
+
+    drawn = []
+    for data, model in [(2, 4), (2, 2), (1, 1)]:
+        mesh = page.mesh_of(data, model)
+        with jax.set_mesh(mesh):
+            drawn.append(np.asarray(noise(three(page, mesh).rngs)).tobytes())
+    assert len(set(drawn)) == 1
 
 
 def test_with_another_order_of_additions_it_continues_to_rounding(page):
-    """On another mesh the losses after a load are equal to rounding."""
-    other = page.mesh_of(1, 1)
-    _, losses = page.advance(page.restore(page.disk / "three", other), other, 3, 6)
-    np.testing.assert_allclose(losses, page.losses, rtol=1e-5)
+    """On other meshes the losses after a load are equal to six digits; not on all to the bit."""
+    apart = []
+    for data, model in [(4, 2), (2, 2), (1, 1)]:
+        mesh = page.mesh_of(data, model)
+        run, losses = page.advance(three(page, mesh), mesh, 3, 6)
+        np.testing.assert_allclose(losses, page.losses, rtol=1e-6)
+        assert run.optimizer.step[...] == 6
+        apart += list(abs(np.subtract(losses, page.losses)))
+    assert max(apart) > 0
+
+
+def test_a_mesh_that_does_not_divide_a_dimension_raises_an_error(page):
+    """The sizes of the axes have to divide the arrays' dimensions."""
+    with pytest.raises(Exception, match="divi"):
+        three(page, page.mesh_of(5, 1))
+
+
+# Save while you train
+
+
+def test_a_save_in_the_background_keeps_the_values_although_they_are_donated_at_once(page):
+    """What reaches the disk are the values at the time of the call."""
+    state = nnx.state(three(page, page.mesh))
+    was = bits(nnx.state(three(page, page.mesh)))
+    weights = bits(nnx.state(three(page, page.mesh))["model"])
+    overwrite = jax.jit(lambda tree: jax.tree.map(jnp.negative, tree), donate_argnums=0)
+    late = ocp.save_async(page.disk / "late", state)
+    assert not (page.disk / "late").exists()  # it has returned, and is not finished
+    negated = overwrite(state["model"])
+    assert late.result() is None
+    assert bits(ocp.load(page.disk / "late", page.abstract_run)) == was
+    again = overwrite(negated)  # it does donate; what is still being copied is kept as well
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(negated))
+    assert bits(again) == weights != bits(overwrite(again))
+    shutil.rmtree(page.disk / "late")
+
+
+def test_the_error_of_a_save_that_nobody_asks_for_is_only_in_the_log(tmp_path, caplog):
+    """`ocp.save_async` raises nothing; `result()` raises the error."""
+    logging.disable(logging.NOTSET)
+    with nearly_full_disk():
+        response = ocp.save_async(tmp_path / "dropped", random_numbers())  # no error
+        limit = time.monotonic() + 60
+        while "raised an exception" not in caplog.text:
+            assert time.monotonic() < limit, "it is not in the log"
+            time.sleep(0.01)
+    with pytest.raises(ValueError, match="too large"):
+        response.result()
+    assert not (tmp_path / "dropped").exists()
+
+
+def test_which_steps_are_saved_and_which_are_kept(page):
+    """Every second step is saved; the last two stay, and every fourth."""
+    assert page.saved_steps == [0, 2, 4, 6, 8, 10] and page.kept_steps == [0, 4, 8, 10]
+
+
+def test_force_saves_a_step_between_the_intervals(page):
+    """Pass `force=True` for a step that must be on disk."""
+    with page.open_series(page.disk / "forced") as saver:
+        assert not saver.save(11, {"w": page.w}) and saver.save(11, {"w": page.w}, force=True)
+    shutil.rmtree(page.disk / "forced")
+
+
+def test_at_preemption_a_step_between_the_intervals_is_saved(page):
+    """One yes is enough: at preemption the policy says yes to step 3."""
+    with (
+        mock.patch.object(multihost_utils, "reached_preemption_sync_point", lambda step: True),
+        page.open_series(page.disk / "warned") as saver,
+    ):
+        assert saver.should_save(3)
+
+
+def test_without_jax_distributed_the_preemption_policy_never_says_yes(page):
+    """Without `jax.distributed`, as here, the program must catch the signal itself."""
+    with page.open_series(page.disk / "warned") as saver:
+        assert [step for step in range(1, 8) if saver.should_save(step)] == [2, 4, 6]
+
+
+def test_what_a_kill_left_unfinished_is_deleted(page):
+    """`cleanup_tmp_directories=True` deletes directories with a temporary name."""
+    folder = page.disk / "unfinished"
+    with page.open_series(folder) as saver:
+        saver.save(2, {"w": page.w})
+    shutil.copytree(folder / "2", folder / "3.orbax-checkpoint-tmp")
+    with page.open_series(folder) as saver:
+        assert saver.latest.step == 2
+        saver.save(4, {"w": page.w})  # waits for the deletion, which is in the background
+    names = {path.name for path in folder.iterdir()}
+    shutil.rmtree(folder)
+    assert names == {"2", "4"}
+
+
+def series_with_a_failed_save(folder):
+    """A Checkpointer that saves each tenth step, and whose save of step 10 has failed."""
+    saver = ocp.training.Checkpointer(folder, save_decision_policy=when.FixedIntervalPolicy(10))
+    with nearly_full_disk():
+        response = saver.save_async(10, random_numbers())
+        with pytest.raises(ValueError, match="too large"):
+            response.result()  # now it has failed, and the loop does not know
+    return saver
+
+
+def test_a_failed_save_is_raised_by_the_next_call_that_saves(tmp_path):
+    """A call for a step that the policy skips neither waits nor raises; the next that saves does."""
+    saver = series_with_a_failed_save(tmp_path)
+    skipped = [saver.save_async(step, random_numbers()) for step in range(11, 20)]
+    assert skipped == [None] * 9  # without an error
+    with pytest.raises(ValueError, match="too large"):
+        saver.save_async(20, random_numbers())
+    saver.close()
+    assert not (tmp_path / "10").exists()  # a step gets its name only when it is complete
+
+
+def test_the_call_that_raises_saves_nothing_and_the_one_after_it_does(tmp_path):
+    """The error of a failed save is raised instead of saving."""
+    saver = series_with_a_failed_save(tmp_path)
+    with pytest.raises(ValueError, match="too large"):
+        saver.save_async(20, random_numbers())
+    saver.save_async(30, random_numbers())
+    saver.close()
+    assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == ["30"]
+
+
+def test_the_response_tells_of_a_failed_save_at_once(tmp_path):
+    """To know earlier, call `result()` on the response."""
+    saver = ocp.training.Checkpointer(tmp_path, save_decision_policy=when.FixedIntervalPolicy(10))
+    with nearly_full_disk():
+        response = saver.save_async(10, random_numbers())
+        with pytest.raises(ValueError, match="too large"):
+            response.result()
+
+
+def test_the_end_of_the_with_block_raises_the_error_of_the_last_save(tmp_path):
+    """The end of the `with` block raises the error of the last save."""
+    with pytest.raises(ValueError, match="too large"):
+        with nearly_full_disk(), ocp.training.Checkpointer(tmp_path) as saver:
+            saver.save_async(1, random_numbers())
+
+
+# The loop that resumes
+
+
+def test_the_loop_continues_from_its_newest_checkpoint_on_another_mesh(page):
+    """Started again, it takes only the six steps that are missing, with the losses of a run that was
+    never stopped."""
+    assert len(page.resumed_losses) == 6 and len(page.all_losses) == 12
+    np.testing.assert_allclose(page.resumed_losses, page.all_losses[6:], rtol=1e-5)
+    assert {leaf.sharding.mesh for leaf in jax.tree.leaves(page.resumed)} == {page.mesh_of(2, 2)}
+    assert page.resumed.optimizer.step[...] == page.resumed.rngs.default.count[...] == 12
+
+
+def test_on_the_same_mesh_the_loop_ends_bit_for_bit_as_one_never_stopped(page):
+    """Also if it stopped at a step that only `force` saved."""
+    folder = page.disk / "stopped"
+    page.train_until(5, folder, page.mesh)
+    resumed, losses = page.train_until(12, folder, page.mesh)
+    shutil.rmtree(folder)
+    assert losses == page.all_losses[5:]
+    assert bits(nnx.state(resumed)) == bits(nnx.state(page.uninterrupted))
+
+
+def test_the_name_of_a_checkpoint_is_the_number_of_steps_taken(page):
+    """The counters in each checkpoint of the loop have its number."""
+    with page.open_series(page.disk / "resumed") as saver:
+        steps = [checkpoint.step for checkpoint in saver.checkpoints]
+    assert steps == [4, 8, 10, 12]
+    for step in steps:
+        run = page.restore(page.disk / "resumed" / str(step), page.mesh)
+        assert run.optimizer.step[...] == run.rngs.default.count[...] == step
+
+
+def test_custom_metadata_can_be_saved_with_each_step(page):
+    """`saver.metadata(step).custom_metadata` reads what `save_async` was given."""
+    folder = page.disk / "noted"
+    with page.open_series(folder) as saver:
+        saver.save_async(2, {"w": page.w}, custom_metadata={"width": 96})
+    with page.open_series(folder) as saver:
+        noted = saver.metadata(saver.latest.step).custom_metadata
+    shutil.rmtree(folder)
+    assert noted == {"width": 96}
 
 
 # In practice
+
+
+def test_the_options_for_copied_models_and_for_the_hosts_memory_exist(page):
+    """A checkpoint loads and saves with `use_load_and_broadcast` and limits of memory."""
+    context = ocp.Context()
+    context.array.loading.use_load_and_broadcast = True
+    context.memory.transfer_concurrent_bytes = context.memory.read_concurrent_bytes = 10**9
+    copied = {"w": page.target["w"].update(sharding=jax.NamedSharding(page.mesh, P()))}
+    with context:
+        loaded = ocp.load(page.disk / "first", copied)
+        ocp.save(page.disk / "again", loaded)
+    assert np.array_equal(loaded["w"], page.w)
+    assert np.array_equal(ocp.load(page.disk / "again", copied)["w"], page.w)
+    shutil.rmtree(page.disk / "again")
+
+
+def test_v1_reads_what_older_code_wrote(page, tmp_path):
+    """What `StandardCheckpointer` and `CheckpointManager` wrote loads."""
+    state = nnx.state(three(page, page.mesh))
+    with (
+        older.StandardCheckpointer() as one,
+        older.CheckpointManager(tmp_path / "many") as many,
+    ):
+        one.save(tmp_path / "standard", state)
+        many.save(3, args=older.args.StandardSave(state))
+    for path in (tmp_path / "standard", tmp_path / "many" / "3"):
+        assert bits(ocp.load(path, page.abstract_run)) == bits(state)
+
+
+def test_a_step_of_several_items_needs_load_checkpointables(page, tmp_path):
+    """`ocp.load` says that the structures do not match."""
+    state = nnx.state(three(page, page.mesh))
+    with older.CheckpointManager(tmp_path / "items") as several:
+        items = older.args.Composite(
+            params=older.args.StandardSave(state["model"]),
+            opt=older.args.StandardSave(state["optimizer"]),
+        )
+        several.save(4, args=items)
+    with pytest.raises(ValueError, match="do not match"):
+        ocp.load(tmp_path / "items" / "4", page.abstract_run)
+    parts = {"params": page.abstract_run["model"], "opt": page.abstract_run["optimizer"]}
+    loaded = ocp.load_checkpointables(tmp_path / "items" / "4", parts)
+    assert bits(loaded["params"]) == bits(state["model"])
+    assert bits(loaded["opt"]) == bits(state["optimizer"])
+
+
+def test_compiled_programs_can_be_kept_on_disk(tmp_path):
+    """`jax_compilation_cache_dir` keeps the compiled programs in a cache on disk."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    try:
+        for name, value in zip(names, (str(tmp_path), 0.0)):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        jax.jit(lambda x: jnp.sin(x) @ x.T).lower(jnp.ones((8, 8))).compile()
+        assert any(tmp_path.iterdir())
+    finally:
+        for name, value in zip(names, before):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 class PathOf:
@@ -156,3 +477,8 @@ def test_on_google_storage_orbax_marks_a_checkpoint_and_renames_nothing():
     }
     assert ways.pop("gs:") is atomicity.CommitFileTemporaryPath
     assert set(ways.values()) == {atomicity.AtomicRenameTemporaryPath}
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)

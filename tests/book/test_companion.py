@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from many_devices import checks, helpers, logical, model, training
+from many_devices import checkpoints, checks, helpers, logical, model, training
 from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
@@ -23,6 +23,15 @@ SHOWN = [
     ("01-mesh", helpers.put),
     ("01-mesh", helpers.traffic),
     ("02-variables", checks.misplaced),
+    ("05-checkpoint", checkpoints.Run),
+    ("05-checkpoint", checkpoints.make_run),
+    ("05-checkpoint", checkpoints.step),
+    ("05-checkpoint", checkpoints.step_on),
+    ("05-checkpoint", checkpoints.advance),
+    ("05-checkpoint", checkpoints.restore),
+    ("05-checkpoint", checkpoints.open_series),
+    ("05-checkpoint", checkpoints.start),
+    ("05-checkpoint", checkpoints.train_until),
     ("06-logical-axes", checks.assert_placed),
     ("06-logical-axes", logical.AxisRules),
     ("06-logical-axes", logical.Rules),
