@@ -103,12 +103,28 @@ def curves(lines, says, x="step", y="loss", log=False):
     )
 
 
+PATTERNS = (
+    '<defs><g fill="none" stroke="currentColor" stroke-width="1.4">'
+    '<pattern id="lines" width="5" height="5" patternUnits="userSpaceOnUse">'
+    '<path d="M-1 6L6 -1M-1 1L1 -1M4 6L6 4"/></pattern>'
+    '<pattern id="dots" width="5" height="5" patternUnits="userSpaceOnUse">'
+    '<circle cx="2.5" cy="2.5" r=".8"/></pattern>'
+    '<pattern id="grid" width="6" height="6" patternUnits="userSpaceOnUse">'
+    '<path d="M0 3H6M3 0V6"/></pattern></g></defs>'
+)
+
+
 def stacks(rows, says, unit="GB", limits=(), fills=None):
-    """{row: {part: bytes}} as inline SVG: parts side by side, their sum right."""
+    """{row: {part: bytes}} as inline SVG: parts side by side, their sum right.
+
+    Parts are told apart by greys and patterns, or by `fills`, {part: (colour, opacity)}. `limits`
+    are ticks across every bar, in the unit.
+    """
     scale = {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
-    greys = [("currentColor", opacity) for opacity in (0.8, 0.55, 0.33, 0.15)]
-    fills = fills or dict(zip(parts, greys))
+    patterned = [("currentColor", 0.75), ("url(#lines)", 1), ("currentColor", 0.25)]
+    patterned += [("url(#dots)", 1), ("currentColor", 0.05), ("url(#grid)", 1)]
+    fills = fills or dict(zip(parts, patterned))
     most = max([*limits, *(sum(row.values()) / scale for row in rows.values())])
     digits = 0 if most >= 100 else 1
 
@@ -123,7 +139,7 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
             'stroke-width=".5" stroke-opacity=".5"/>'
         )
 
-    drawn, x, y = [], 0, 4
+    drawn, x, y = [PATTERNS], 0, 4
     for part in parts:  # the key, in as many lines as it takes
         length = 32 + 7.2 * len(part)
         x, y = (0, y + 20) if x + length > 360 else (x, y)
@@ -140,10 +156,10 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
             width = value / scale / most * 359
             drawn.append(box(x, y, width, part))
             x += width
-        for limit in limits:  # a tick across the bar, with an edge of the background
+        for limit in limits:  # a tick across the bar, below its label, edged in the background
             for colour, width in (("Canvas", 4), ("currentColor", 1.5)):
                 drawn.append(
-                    f'<path d="M{limit / most * 359:.1f} {y - 2}v19" '
+                    f'<path d="M{limit / most * 359:.1f} {y}v19" '
                     f'stroke="{colour}" stroke-width="{width}"/>'
                 )
         y += 27

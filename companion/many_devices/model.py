@@ -1,7 +1,7 @@
 """The model of chapter 4, and the strategies by which it is trained.
 
 `Strategy` has three fields more than chapter 4 shows, each with a default that changes nothing:
-`pin` and `use` are introduced in chapter 9, `remat` on the page about smaller activations.
+`pin` and `use` are introduced in chapter 9, `remat` on the page about memory.
 """
 
 import dataclasses
