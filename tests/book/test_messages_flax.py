@@ -1,8 +1,10 @@
 """Messages of Flax: each program raises what its heading quotes, and each fix is right."""
 
+import warnings
 from functools import partial
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,17 +12,12 @@ import optax
 import pytest
 from flax import nnx
 
-from printed import assert_raised, run_and_read, said
+from printed import assert_raised, quoted_in_headings, run_and_read, said
 
 PAGE = "messages-flax"
 P = jax.P
 
-RAISED = {
-    "types-for-broadcasting": [
-        "Incompatible types for broadcasting: input type=",
-        "and requested type=",
-    ]
-}
+ENTRIES = quoted_in_headings(PAGE)
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +32,284 @@ def type_of(x):
     return str(jax.typeof(x))
 
 
-@pytest.mark.parametrize("slug", RAISED)
+def piece(x):
+    """The shape of what the first device holds of a variable."""
+    return x.addressable_shards[0].data.shape
+
+
+@pytest.mark.parametrize("slug", ENTRIES)
 def test_the_program_raises_what_its_heading_quotes(page, slug):
     """The first cell of the entry prints each piece of a message that stands in its heading."""
-    assert_raised(page, slug, RAISED[slug])
+    assert ENTRIES[slug]
+    assert_raised(page, slug, ENTRIES[slug])
+
+
+def test_all_messages_have_an_entry():
+    """No heading of the page is left out above but the table's, which quotes none."""
+    assert len(ENTRIES) == 15
+
+
+# Annotations and the mesh
+
+
+def test_an_annotated_variable_needs_a_mesh(page):
+    """It raises without one, in eval_shape too, and inside the older `with mesh:`."""
+
+    def make():
+        return nnx.Param(page.numbers, **page.by_columns)
+
+    words = "An auto mesh context or metadata is required if creating a variable with annotation"
+    assert words in said(make) and words in said(nnx.eval_shape, make)
+    with warnings.catch_warnings(action="ignore"), page.mesh:  # the older form warns
+        assert words in said(make)
+
+
+def test_inside_set_mesh_it_is_sharded_at_once(page):
+    """Each device has the columns of its position along model, and all rows."""
+    w = page.after("with-mesh").w
+    held = {shard.device: shard.data for shard in w.addressable_shards}
+    columns = np.split(page.numbers, 4, axis=1)
+    for (_, column), device in np.ndenumerate(page.mesh.devices):
+        np.testing.assert_array_equal(held[device], columns[column])
+
+
+def test_a_name_without_a_rule_is_taken_for_an_axis(page):
+    """It raises without a table, and with a table that has the other name only."""
+    words = "Resource axis: embed of P('embed', 'hidden') is not found in mesh"
+    with jax.set_mesh(page.mesh):
+        assert words in said(page.named)
+        with nnx.logical_axis_rules([("hidden", "model")]):
+            assert "Resource axis: embed" in said(page.named)
+
+
+def test_with_a_rule_for_each_name_it_is_sharded(page):
+    """The table shards hidden along model, and leaves embed whole."""
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.rules):
+        assert piece(page.named()) == (8, 16 // 4)
+
+
+def test_two_names_for_one_axis_raise_in_nnx_and_linen_leaves_the_second_whole(page):
+    """NNX raises; Linen's spec has the axis once."""
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.both_along_model):
+        raised = said(page.named)
+    assert raised.startswith("DuplicateSpecError:")
+    assert "has duplicate entries for `model`" in raised
+    spec = nn.logical_to_mesh_axes(("embed", "hidden"), page.both_along_model)
+    assert spec == P("model", None)
+
+
+def test_two_names_for_two_axes_or_none_are_sharded(page):
+    """Two axes give eighths, and None for one of the names gives quarters."""
+    with jax.set_mesh(page.mesh):
+        with nnx.logical_axis_rules(page.two_axes):
+            assert piece(page.named()) == (8 // 2, 16 // 4)
+        with nnx.logical_axis_rules([("embed", None), ("hidden", "model")]):
+            assert piece(page.named()) == (8, 16 // 4)
+
+
+def test_an_annotation_of_two_entries_is_too_long_for_a_bias(page):
+    """The message says that the rank is 1."""
+    with jax.set_mesh(page.mesh):
+        raised = said(partial(page.linear, bias_metadata=page.by_columns))
+    assert "One of with_sharding_constraint arguments is incompatible" in raised
+    assert (
+        "only valid for values of rank at least 2, but was applied to a value of rank 1" in raised
+    )
+
+
+def test_with_one_entry_the_bias_is_sharded_as_the_columns(page):
+    """A device has a quarter of the columns and a quarter of the bias."""
+    assert piece(page.up.kernel) == (8, 16 // 4) and piece(page.up.bias) == (16 // 4,)
+
+
+def test_too_few_entries_raise_nothing_and_the_rest_stays_whole(page):
+    """One entry for a matrix shards its rows."""
+    with jax.set_mesh(page.mesh):
+        assert piece(nnx.Param(page.numbers, out_sharding=("model",))) == (8 // 4, 16)
+
+
+def test_mixed_axes_raise(page):
+    """One Auto and one Explicit axis: the message says that all must be of one kind."""
+    with jax.set_mesh(page.mixed):
+        raised = said(lambda: nnx.Param(page.numbers, **page.by_columns))
+    assert "Mesh must have all axes as Explicit or all axes as Auto" in raised
+
+
+def test_with_axes_of_one_type_a_variable_is_sharded(page):
+    """On the Auto and on the Explicit mesh a device has four of sixteen columns."""
+    for mesh in (page.mesh, page.explicit_mesh):
+        with jax.set_mesh(mesh):
+            assert piece(nnx.Param(page.numbers, **page.by_columns)) == (8, 16 // 4)
+    assert set(page.explicit_mesh.axis_types) == {jax.sharding.AxisType.Explicit}
+
+
+# Models, optimizers and keys
+
+
+def test_a_variable_from_outside_cannot_change_inside_jit_grad_or_scan(page):
+    """A draw raises in jax.jit and in a scan, and a dropout in jax.grad."""
+    assert "Cannot mutate RngCount from a different trace level" in said(jax.jit(page.draw))
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    by_grad = said(jax.grad(lambda x: dropout(x).sum()), jnp.ones(4))
+    by_scan = said(jax.lax.scan, lambda carry, _: (carry, page.draw()), 0, None, 3)
+    for raised in (by_grad, by_scan):
+        assert raised.startswith("TraceContextError: Cannot mutate")
+
+
+def test_passed_in_it_draws_what_plain_python_draws(page):
+    """The two draws differ, are those of plain Python, and are counted."""
+    plain = nnx.Rngs(0)
+    expected = [jax.random.normal(plain.params()) for _ in range(2)]
+    np.testing.assert_allclose([page.first, page.second], expected, rtol=1e-6)
+    assert page.first != page.second and int(page.after("passed-in").rngs.params.count[...]) == 2
+
+
+def test_an_optimizer_needs_wrt(page):
+    """Without it, the message asks for it."""
+    raised = said(nnx.Optimizer, page.model, optax.sgd(0.1))
+    assert raised.startswith("TypeError: Missing required argument `wrt`.")
+    assert "As of Flax 0.11.0 the `wrt` argument is required" in raised
+
+
+def test_with_wrt_there_is_a_moment_for_each_weight_and_for_no_key(page):
+    """Of a layer and a dropout, the moments are those of kernel and bias."""
+    assert page.optimizer.wrt is nnx.Param
+    layers = nnx.Linear(4, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    moments = nnx.Optimizer(
+        nnx.Sequential(*layers), optax.sgd(0.1, 0.9), wrt=page.optimizer.wrt
+    ).opt_state
+    assert sorted(x.shape for x in jax.tree.leaves(moments)) == [(2,), (4, 2)]
+
+
+def test_update_needs_the_model_and_the_gradients(page):
+    """update(grads) raises, and so does the older attribute `model`."""
+    raised = said(page.optimizer.update, page.grads)
+    assert "As of Flax 0.11.0 update requires both (model, grads) arguments to be" in raised
+    older = said(lambda: page.optimizer.model)
+    assert "Optimizer does not have attribute 'model' since Flax 0.11.0" in older
+
+
+def test_with_both_the_step_is_that_of_sgd(page):
+    """The kernel is w - 0.1 g, the step is counted, and the loss falls."""
+    fresh = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    by_hand = fresh.kernel[...] - 0.1 * page.grads["kernel"][...]
+    np.testing.assert_allclose(page.model.kernel, by_hand, rtol=1e-6)
+    assert page.optimizer.step[...] == 1 and page.loss_of(page.model) < page.before
+
+
+def test_a_list_of_layers_is_static_and_raises(page):
+    """At once, or at the end of the constructor if it is filled afterwards."""
+
+    class Filled(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = []
+            self.layers.append(nnx.Linear(4, 4, rngs=rngs))
+
+    raised = said(page.Stack, nnx.Rngs(0))
+    assert "Found data on value of type '<class 'list'>' assigned to static attribute" in raised
+    assert "Found unexpected data on value of type" in said(Filled, nnx.Rngs(0))
+
+
+def test_nnx_list_and_nnx_dict_hold_modules(page):
+    """All six weights of three layers are found, in a list and in a dict."""
+
+    class Named(nnx.Module):
+        def __init__(self, rngs):
+            layers = {f"layer{i}": nnx.Linear(4, 4, rngs=rngs) for i in range(3)}
+            self.layers = nnx.Dict(layers)
+
+    for model in (page.Stacked(nnx.Rngs(0)), Named(nnx.Rngs(0))):
+        paths = [path for path, _ in nnx.to_flat_state(nnx.state(model))]
+        assert len(paths) == 6 and len({path[1] for path in paths}) == 3
+    assert {path[1] for path, _ in nnx.to_flat_state(nnx.state(page.Stacked(nnx.Rngs(0))))} == {
+        *range(3)
+    }
+
+
+def test_nnx_vmap_does_not_split_a_key(page):
+    """With one key it raises."""
+    with jax.set_mesh(page.mesh):
+        raised = said(page.stack, nnx.Rngs(0))
+    assert "vmap was requested to map its argument along axis 0" in raised
+    assert "which implies that its rank should be at least 1, but is only 0" in raised
+
+
+def test_split_makes_four_different_layers_with_three_entries(page):
+    """The annotation has three entries, a device has all four layers, and they differ."""
+    kernel = page.layers.kernel
+    assert kernel.out_sharding == (None, None, "model") and piece(kernel) == (4, 8, 2)
+    assert len({float(one.sum()) for one in kernel[...]}) == 4
+
+
+def test_without_the_name_the_annotation_is_one_entry_short(page):
+    """nnx.vmap without PARTITION_NAME raises nothing, and leaves two entries for three dimensions."""
+    with jax.set_mesh(page.mesh):
+        kernel = nnx.vmap(page.layer)(nnx.Rngs(0).split(4)).kernel
+    assert kernel.ndim == 3 and kernel.out_sharding == (None, "model")
+
+
+def test_jax_grad_wants_no_integers(page):
+    """Of a model with a dropout it raises, for the counter is uint32."""
+    raised = said(jax.grad(page.total), page.Noisy(nnx.Rngs(0)))
+    assert "grad requires real- or complex-valued inputs" in raised
+    assert "but got uint32" in raised
+
+
+def test_nnx_grad_gives_the_slope_of_each_weight(page):
+    """There are gradients of the layer alone; the bias's is the slope by finite differences."""
+    assert list(page.noisy_grads) == ["linear"]
+
+    def moved(size):
+        model = page.Noisy(nnx.Rngs(0))
+        model.linear.bias[...] += size
+        return page.total(model)
+
+    slope = moved(0.5) - moved(-0.5)  # the total is linear in the bias, so this is exact
+    gradient = page.noisy_grads["linear"]["bias"][...]
+    np.testing.assert_allclose(gradient.sum(), slope, rtol=1e-4)
+
+
+def test_jax_lax_wants_the_array_of_a_variable(page):
+    """jax.lax.dot raises for the variable; an operator takes it."""
+    raised = said(jax.lax.dot, jnp.ones((2, 4)), page.w)
+    assert "Triggering __jax_array__() during abstractification is no longer" in raised
+    np.testing.assert_array_equal(jnp.ones((2, 4)) @ page.w, np.full((2, 3), 4.0))
+
+
+def test_three_dots_are_the_array(page):
+    """jax.lax.dot of w[...] is the product."""
+    np.testing.assert_array_equal(page.product, np.full((2, 3), 4.0))
+
+
+# Linen
+
+
+def test_a_box_is_not_an_array_and_unboxed_it_gives_what_apply_gives(page):
+    """A box has no shape and cannot be multiplied; unboxed, the product is that of apply."""
+    ones = jnp.ones((2, 8))
+    box = page.kernel
+    raised = said(lambda: ones @ box)
+    assert "unsupported operand type(s) for @:" in raised and "'Partitioned'" in raised
+    assert "'Partitioned' object has no attribute 'shape'" in said(lambda: box.shape)
+    variables = page.dense.init(jax.random.key(0), ones)
+    for product in (page.unboxed_product, ones @ nn.meta.unbox(variables)["params"]["kernel"]):
+        np.testing.assert_allclose(product, page.dense.apply(variables, ones), rtol=1e-6)
+
+
+def test_linen_asks_for_the_name_of_the_new_dimension(page):
+    """nn.scan without metadata_params raises."""
+    raised = said(jax.eval_shape, page.unnamed().init, *page.inputs)
+    assert raised.startswith("PartitioningUnspecifiedError:")
+    assert '"partition_name" is not specified in metadata_params' in raised
+
+
+def test_named_the_stack_has_three_entries(page):
+    """None for the layers, and a kernel of four layers."""
+    kernel = page.shapes["params"]["Dense_0"]["kernel"]
+    assert kernel.names == (None, None, "model") and kernel.value.shape == (4, 8, 8)
+
+
+# Variables on an Explicit mesh
 
 
 def test_a_batch_norm_with_sharded_statistics_normalises_sharded_features(page):
