@@ -1,7 +1,9 @@
-"""One weight, eight devices, one training step of FSDP: gather, use, free; again; scatter.
+"""One weight, eight devices, one training step of FSDP: gather, use, scatter.
 
-A column is a device, a stripe one eighth of the weight or of its gradient. Blue is a piece, grey a
-copy that all devices have, an outline a device's own term of a sum.
+Two figures: gathered once and kept for the backward pass, as in chapter 9; freed after use and
+gathered again, as with jax.checkpoint. A column is a device, a stripe one eighth of the weight or of
+its gradient. Blue is a piece, grey a copy that all devices have, an outline a device's own term of a
+sum.
 """
 
 from kit import DATA, INK, figure, kept, line, rect, say, text, write
@@ -35,9 +37,9 @@ def weight(device, y, others=False, wide=WIDE):
     return [*drawn, dashes(x, y, wide)]
 
 
-def gradient(device, y, summed):
-    """The stored piece of w; its gradient: all of it from own rows, or one piece of the sum."""
-    x, drawn = LEFT + COLUMN * device, weight(device, y, wide=HALF)
+def gradient(device, y, summed, others=False):
+    """The weight as in `weight`; its gradient: all of it from own rows, or one piece of the sum."""
+    x, drawn = LEFT + COLUMN * device, weight(device, y, others, wide=HALF)
     drawn.append(named(x, y, HALF, "w"))
     x += WIDE - HALF
     for stripe in range(N):
@@ -55,27 +57,17 @@ def frames(y, one, *options):
     return [part for device in range(N) for part in one(device, y, *options)]
 
 
-def draw():
+def drawing(forward, backward, says):
+    """Devices and stored pieces, then the steps of both passes: what is done, and a drawing of it."""
     y, parts = 26, [text(LEFT - 2, 12, say("Stored"), 14, bold=True)]
     for device in range(N):
         middle = LEFT + COLUMN * device + WIDE / 2
         parts.append(text(middle, y, str(device), 11, "middle", opacity=0.8))
     y += 7
     parts += frames(y, weight)
-    forward = [
-        (say("Gather {array}", array="w"), weight, True),
-        (say("Use {array}, free the copies", array="w"), weight, False),
-    ]
-    w, dw = kept("w"), kept("dw")
-    use = say("Use {array}, free the copies; {gradient} of own rows", array=w, gradient=dw)
-    backward = [
-        (say("Gather {array} again", array="w"), weight, True),
-        (use, gradient, False),
-        (say("Sum {array}, scatter the pieces", array=kept("dw")), gradient, True),
-    ]
     phases = {0: say("forward"), len(forward): say("backward")}  # and where each begins
     names = 0  # px that they take under the last boxes
-    for n, (name, one, option) in enumerate([*forward, *backward]):
+    for n, (name, one, *options) in enumerate([*forward, *backward]):
         y += HIGH + 25 + names
         if n in phases:
             y += 10
@@ -83,19 +75,51 @@ def draw():
                 line([(LEFT - 2, y - 18), (LEFT + COLUMN * N - 6, y - 18)], more=' opacity=".4"')
             )
             parts.append(text(LEFT + COLUMN * N - 8, y - 3, phases[n], 12, "end", opacity=0.8))
-        parts += [text(LEFT - 2, y, name, 14, bold=True), *frames(y + 9, one, option)]
+        parts += [text(LEFT - 2, y, name, 14, bold=True), *frames(y + 9, one, *options)]
         y += 9
         names = 11 if one is gradient else 0
-    y += HIGH + 18
-    says = (
+    return figure(360, y + HIGH + 18, says, parts)
+
+
+def draw():
+    w, dw = kept("w"), kept("dw")
+    scatter = (say("Sum {array}, scatter the pieces", array=dw), gradient, True)
+    kept_whole = drawing(
+        [(say("Gather {array}, use it, keep it", array="w"), weight, True)],
+        [
+            (
+                say("Use {array}; {gradient} of own rows", array=w, gradient=dw),
+                gradient,
+                False,
+                True,
+            ),
+            scatter,
+        ],
+        "One weight on eight devices through one training step. Stored: each device has one of "
+        "eight pieces. Forward, gather: every device has its piece and copies of the seven others, "
+        "multiplies its own rows of the batch by the whole weight, and keeps it. Backward, use: "
+        "every device computes a whole gradient from its own rows. Scatter: the eight gradients "
+        "are added up and each device keeps one piece of the sum, beside its piece of the weight.",
+    )
+    use = say("Use {array}, free the copies; {gradient} of own rows", array=w, gradient=dw)
+    freed = drawing(
+        [
+            (say("Gather {array}", array="w"), weight, True),
+            (say("Use {array}, free the copies", array="w"), weight, False),
+        ],
+        [
+            (say("Gather {array} again", array="w"), weight, True),
+            (use, gradient, False),
+            scatter,
+        ],
         "One weight on eight devices through one training step. Stored: each device has one of "
         "eight pieces. Gather: every device has its piece and copies of the seven others. Use, "
         "free: it multiplies its own rows of the batch by the whole weight and drops the copies. "
         "Backward, gather again. Use, free: every device computes a whole gradient from its own "
         "rows and drops the copies of the weight. Scatter: the eight gradients are added up and "
-        "each device keeps one piece of the sum, beside its piece of the weight."
+        "each device keeps one piece of the sum, beside its piece of the weight.",
     )
-    return {"gather_use_free_scatter": figure(360, y, says, parts)}
+    return {"gather_use_scatter": kept_whole, "gather_use_free_scatter": freed}
 
 
 if __name__ == "__main__":

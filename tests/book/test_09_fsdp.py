@@ -1,4 +1,11 @@
-"""Chapter 9, "FSDP by hand with shard_map": gather, use, free, scatter."""
+"""Chapter 9, "FSDP by hand with shard_map", and its program in examples/fsdp_by_hand.py."""
+
+import ast
+import importlib.util
+import operator
+import re
+from functools import partial
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -7,60 +14,636 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
+from orbax.checkpoint import v1 as ocp
 
+import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
-from many_devices.model import Model, Strategy, large
+from many_devices.model import large
+from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of
 
+PAGE = "09-fsdp"
+FILE = BOOK.parent / "examples" / "fsdp_by_hand.py"
 P = jax.P
 
 
-# What FSDP costs
+def assert_same(tree, expected, rtol=1e-4, atol=1e-6):
+    """Equal up to float32 rounding: eight devices add in another order than one."""
+    for found, wanted in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
 
 
-def sent(name, compiler):
-    """Gigabytes that a device sends, to one decimal, as the table has them."""
-    return f"{sum(row['wire'] for row in stored_program(name)[compiler]['moves']) / 1e9:.1f}"
+def payloads(moved):
+    return sorted((row.kind, row.payload_bytes) for row in moved)
 
 
-def test_data_parallelism_sends_30_1_gb_for_one_gradient_of_the_large_model():
-    """Data parallelism all-reduces 17.2 GB of gradients, and the loss: 2 x 7/8 of it is 30.1 GB."""
+def batch_of_digits(page, first=0):
+    rows = slice(first, first + 64)
+    return page.images_BI[rows], page.labels_B[rows]
+
+
+def gradient_on(page, mesh, model, loss=None):
+    """The gradient of the mean loss on the first 64 digits, by shard_map on this mesh."""
+    specs = nnx.get_partition_spec(model)
+    mapped = jax.shard_map(
+        jax.grad(loss or page.mean_loss), mesh=mesh, in_specs=(specs, P("data")), out_specs=specs
+    )
+    return jax.jit(mapped)(model, batch_of_digits(page))
+
+
+# The program of the page
+
+
+def definitions(source):
+    """Functions, classes and plain variables, as syntax trees."""
+    named = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            named[node.name] = ast.dump(node)
+        elif isinstance(node, ast.Assign):
+            named[ast.unparse(node.targets[0])] = ast.dump(node)
+    return named
+
+
+def test_the_file_is_the_second_half_of_the_page():
+    """Every definition of examples/fsdp_by_hand.py, except `main`, stands on the page as it is."""
+    shown = {}
+    for cell in cells_of(PAGE):
+        shown |= definitions(cell.source) if cell.in_view else {}
+    in_file = definitions(FILE.read_text("utf-8"))
+    del in_file["main"]
+    assert in_file.keys() >= {"gather", "Model", "init_sharded", "clip", "step", "train"}
+    assert in_file == {name: shown[name] for name in in_file}
+
+
+def test_the_file_trains_with_both_strategies(capsys):
+    """examples/fsdp_by_hand.py, called as its head says, on eight devices."""
+    spec = importlib.util.spec_from_file_location("fsdp_by_hand", FILE)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    program.main()
+    said = capsys.readouterr().out
+    losses = re.findall(r"loss ([\d.]+) at step 0, ([\d.]+) at step 19", said)
+    assert len(losses) == 2 and losses[0][0] == losses[1][0]
+    assert float(losses[0][1]) == pytest.approx(float(losses[1][1]), abs=2e-4)
+    assert re.findall(r"([\d,]+) bytes", said) == ["1,217,704", "164,008"]
+
+
+# What data parallelism stores eight times
+
+
+@pytest.mark.parametrize("spec, bytes_per_weight", [(P(), 16), (P(None, "data"), 2)])
+def test_adam_takes_16_bytes_a_weight_as_copies_and_2_as_pieces(page, spec, bytes_per_weight):
+    """With Adam, real arrays take 16 bytes a weight as copies, 2 as pieces on eight devices."""
+    array = jax.device_put(jnp.zeros((64, 96)), jax.NamedSharding(page.mesh, spec))
+    adam, _ = optax.adam(1e-3).init(array)
+    four = [array, jnp.zeros_like(array), adam.mu, adam.nu]
+    assert ms.memory(four).bytes_per_device == bytes_per_weight * array.size
+
+
+def test_the_large_model_takes_68_7_gb_as_copies_and_8_6_as_pieces(page):
+    """4.3 billion weights: 68.7 GB on each device as copies, 8.6 GB as pieces."""
+    copies, pieces = page.gigabytes(P()), page.gigabytes(P(None, "data"))
+    assert copies == 16 * page.count / 1e9 and pieces == copies / 8
+    assert (f"{copies:.1f}", f"{pieces:.1f}") == ("68.7", "8.6")
+    assert f"{page.count / 1e9:.1f}" == "4.3" and large.L == 32
+
+
+# Inside shard_map
+
+
+def test_the_collectives_compute_what_numpy_does(page):
+    """all_gather, psum and psum_scatter give what NumPy gives."""
+    numbers, table = np.arange(8), np.array(page.table)
+    assert np.array_equal(page.answers, 101 * numbers)
+    assert np.array_equal(page.gathered(page.x).reshape(8, 8), np.tile(numbers, (8, 1)))
+    assert np.array_equal(page.summed(page.x), np.full(8, numbers.sum()))
+    assert np.array_equal(page.summed_pieces(page.table), table.sum(axis=0))
+
+
+def test_without_tiled_the_blocks_are_stacked(page):
+    """Without tiled=True, all_gather puts the blocks along a new dimension."""
+
+    @jax.shard_map(mesh=page.mesh, in_specs=P("data"), out_specs=P("data"))
+    def stacked(x_block):
+        return jax.lax.all_gather(x_block, "data", axis=0)
+
+    assert stacked(page.x).shape == (64, 1)
+
+
+def test_psum_is_psum_scatter_followed_by_all_gather(page):
+    """An all-reduce is a reduce-scatter followed by an all-gather."""
+
+    @jax.shard_map(mesh=page.mesh, in_specs=P("data"), out_specs=(P("data"), P("data")))
+    def two_ways(row_block):
+        row = row_block[0]
+        piece = jax.lax.psum_scatter(row, "data", tiled=True)
+        in_two_steps = jax.lax.all_gather(piece, "data", axis=0, tiled=True)
+        return in_two_steps, jax.lax.psum(row, "data")
+
+    assert np.array_equal(*two_ways(page.table))
+
+
+# Data parallelism
+
+
+def test_the_gradient_of_data_parallelism_is_right(page):
+    """The mean inside the loss gives the gradient of one device, in every number."""
+    assert np.isclose(page.ddp_error, page.true_error, rtol=1e-6)
+    assert_same(page.ddp_gradient, page.true_gradient)
+
+
+def test_averaged_afterwards_it_is_eight_times_as_large(page):
+    """pmean of the gradient, instead of the loss, gives eight times the gradient."""
+    assert_same(page.wrong_gradient, jax.tree.map(lambda g: 8 * g, page.true_gradient))
+
+
+def test_adam_hides_the_factor_eight(page):
+    """Adam takes the same step for the right gradient and for eight times it."""
+    adam = optax.adam(1e-3)
+    right, _ = adam.update(page.true_gradient, adam.init(page.params))
+    eight_times = jax.tree.map(lambda g: 8 * g, page.true_gradient)
+    wrong, _ = adam.update(eight_times, adam.init(page.params))
+    assert_same(wrong, right)
+
+
+@compiled_for_cpu
+def test_data_parallelism_moves_all_reduces_only(page):
+    """JAX writes an all-reduce for each gradient; one more is the mean of the loss."""
+    program = jax.jit(page.ddp).lower(page.params, page.batch).compile()
+    sizes = [page.params["w_DF"].nbytes, page.params["b_F"].nbytes, page.ddp_error.nbytes]
+    moved = ms.collectives(program, page.mesh)
+    assert payloads(moved) == [("all-reduce", size) for size in sorted(sizes)]
+
+
+def test_unequal_rows_need_two_psums(page):
+    """With unequal weights of rows the quotient of two psums is right, a mean of means is not."""
+
+    def weighted_sums(params, batch):
+        *images_and_target, weights_B = batch
+        of_a_row = jax.vmap(page.error_of, in_axes=(None, 0))
+        return (of_a_row(params, images_and_target) * weights_B).sum(), weights_B.sum()
+
+    def on_one_device(params, batch):
+        error, weight = weighted_sums(params, batch)
+        return error / weight
+
+    def mean_of_means(params, batch_block):
+        return jax.lax.pmean(on_one_device(params, batch_block), "data")
+
+    def two_psums(params, batch_block):
+        error, weight = jax.lax.psum(weighted_sums(params, batch_block), "data")
+        return error / weight
+
+    def on_eight(loss):
+        specs = dict(in_specs=(P(), P("data")), out_specs=P())
+        return jax.jit(jax.shard_map(jax.value_and_grad(loss), mesh=page.mesh, **specs))
+
+    masked = *page.batch, (jnp.arange(64) % 11 < 5).astype("float32")  # 5, 5, 2, ... of 8 rows
+    wanted = jax.jit(jax.value_and_grad(on_one_device))(page.params, masked)
+    assert_same(on_eight(two_psums)(page.params, masked), wanted)
+    other_error, _ = on_eight(mean_of_means)(page.params, masked)
+    assert abs(other_error / wanted[0] - 1) > 1e-3
+    equal = *page.batch, jnp.ones(64)
+    assert np.isclose(on_one_device(page.params, equal), page.true_error, rtol=1e-6)
+
+
+# FSDP
+
+
+def test_the_gradient_of_fsdp_is_right_and_in_pieces(page):
+    """FSDP gives the gradient of one device, in every number, sharded as the weight is."""
+    assert_same(page.fsdp_gradient, page.true_gradient)
+    assert np.isclose(page.fsdp_value, page.true_error, rtol=1e-6)
+    for gradient in (page.fsdp_gradient["w_DF"], page.param_pieces["w_DF"]):
+        assert gradient.addressable_shards[3].data.shape == (4, 16)
+
+
+FSDP_MOVES = [
+    ("all-gather", 2_048),
+    ("all-reduce", 4),
+    ("all-reduce", 64),
+    ("reduce-scatter", 2_048),
+]
+
+
+@compiled_for_cpu
+def test_fsdp_moves_a_gather_a_scatter_and_two_sums(page):
+    """An all-gather and a reduce-scatter of the matrix, all-reduces of the bias and the loss."""
+    assert payloads(page.moved) == FSDP_MOVES
+    halves = [row for row in page.moved if row.kind in ("all-gather", "reduce-scatter")]
+    assert [row.wire_bytes for row in halves] == [1_792, 1_792]
+
+
+def test_averaged_afterwards_fsdp_is_wrong_too(page):
+    """The mean after the gradient: each piece becomes the same sum of all eight pieces."""
+
+    def late(param_pieces, batch_block):
+        def error(param_pieces):
+            w_DF = jax.lax.all_gather(param_pieces["w_DF"], "data", axis=0, tiled=True)
+            return page.error_of({"w_DF": w_DF, "b_F": param_pieces["b_F"]}, batch_block)
+
+        return jax.lax.pmean(jax.grad(error)(param_pieces)["w_DF"], "data")
+
+    specs = dict(in_specs=(page.specs, P("data")), out_specs=P())
+    averaged = jax.jit(jax.shard_map(late, mesh=page.mesh, **specs))(page.param_pieces, page.batch)
+    pieces_of_truth = np.reshape(page.true_gradient["w_DF"], (8, 4, 16))
+    np.testing.assert_allclose(averaged, pieces_of_truth.sum(axis=0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrap, gathers", [(lambda loss: loss, 1), (jax.checkpoint, 2)])
+def test_the_traced_program_gathers_once_and_with_checkpoint_twice(page, wrap, gathers):
+    """The traced program gathers once, and with jax.checkpoint twice."""
+    specs = dict(in_specs=(page.specs, P("data")), out_specs=(P(), page.specs))
+    mapped = jax.shard_map(jax.value_and_grad(wrap(page.fsdp_error)), mesh=page.mesh, **specs)
+    traced = str(jax.make_jaxpr(mapped)(page.param_pieces, page.batch))
+    assert traced.count("all_gather[") == gathers
+
+
+# Which dimension to shard
+
+
+def test_any_dimension_gives_the_same_gradient_and_moves_the_same(page):
+    """Sharded by columns, the gradient is the same, and as many bytes move."""
+    columns = {"w_DF": P(None, "data"), "b_F": P()}
+
+    def error_by_columns(param_pieces, batch_block):
+        w_DF = jax.lax.all_gather(param_pieces["w_DF"], "data", axis=1, tiled=True)
+        return page.mean_error({"w_DF": w_DF, "b_F": param_pieces["b_F"]}, batch_block)
+
+    specs = dict(in_specs=(columns, P("data")), out_specs=(P(), columns))
+    mapped = jax.jit(jax.shard_map(jax.value_and_grad(error_by_columns), mesh=page.mesh, **specs))
+    assert_same(mapped(page.params, page.batch)[1], page.true_gradient)
+    program = mapped.lower(page.params, page.batch).compile()
+    assert payloads(ms.collectives(program, page.mesh)) == FSDP_MOVES
+
+
+def test_fsdp_spec_shards_the_largest_dimension_that_the_devices_divide(page):
+    """The largest dimension that the devices divide, never L; small weights stay whole."""
+    spec = page.fsdp_spec
+    assert spec((96, 384), 8) == P(None, "data")
+    assert spec((512, 96, 48), 8, stacked=True) == P(None, "data", None)
+    assert spec((512, 96), 8, stacked=True) == P()  # small
+    assert spec((7, 7, 3, 60), 8) == P()  # nothing divides
+    assert spec((65, 100), 8) == P() != spec((72, 100), 8)
+    assert spec((65, 100), 4) == P(None, "data")
+    assert spec((32, 32), 8) == P("data", None) != spec((31, 33), 8)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(page.weights)]
+    assert all(spec(shape, 8, len(shape) > 2 or shape[0] == large.L) != P() for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    "rule", [optax.sgd(0.1, momentum=0.9), optax.adamw(0.1)], ids=["sgd", "adamw"]
+)
+def test_padding_trains_as_without_and_stays_zero(page, rule):
+    """30 rows padded to 32 train as 30 do, and the padding stays zero."""
+    thirty = {"w_DF": page.params["w_DF"][:30], "b_F": page.params["b_F"]}
+    padded = thirty | {"w_DF": jnp.pad(thirty["w_DF"], ((0, 2), (0, 0)))}
+    rows_of_30 = page.batch[0][:, :30], page.batch[1]
+
+    def padded_error(param_pieces, batch_block):
+        w_DF = jax.lax.all_gather(param_pieces["w_DF"], "data", axis=0, tiled=True)[:30]
+        return page.mean_error({"w_DF": w_DF, "b_F": param_pieces["b_F"]}, batch_block)
+
+    def train(gradient_of, weights):
+        state = rule.init(weights)
+        for _ in range(3):
+            updates, state = rule.update(gradient_of(weights, rows_of_30), state, weights)
+            weights = optax.apply_updates(weights, updates)
+        return weights
+
+    specs = dict(in_specs=(page.specs, P("data")), out_specs=page.specs)
+    in_pieces = jax.jit(jax.shard_map(jax.grad(padded_error), mesh=page.mesh, **specs))
+    single = train(jax.jit(jax.grad(page.error_of)), thirty)
+    padded = train(in_pieces, padded)
+    assert_same(padded | {"w_DF": padded["w_DF"][:30]}, single)
+    assert not np.any(padded["w_DF"][30:])
+
+
+# A Flax model
+
+
+def test_a_device_stores_164_008_bytes_of_weights(page):
+    """One eighth of 301,056 numbers, and 3,370 that are whole, in 4 bytes each."""
+    model = page.init_sharded(page.mesh, fsdp=True)
+    leaves = jax.tree.leaves(model)
+    whole = sum(leaf.size for leaf in leaves if leaf.is_fully_replicated)
+    assert (whole, sum(leaf.size for leaf in leaves)) == (3_370, 3_370 + 301_056)
+    assert ms.memory(model).bytes_per_device == 4 * (301_056 // 8 + 3_370) == 164_008
+
+
+def test_every_weight_is_sharded_as_annotated_and_as_fsdp_spec_says(page):
+    """The model is annotated by fsdp_spec, the layers of the stack never sharded."""
+    model = page.init_sharded(page.mesh, fsdp=True)
+    for path, weight in nnx.to_flat_state(nnx.state(model)):
+        stacked = path[0] == "blocks"
+        spec = page.fsdp_spec(weight.shape, 8, stacked)
+        assert weight.out_sharding == spec, path
+        sharding = jax.NamedSharding(page.mesh, spec)
+        assert weight.sharding.is_equivalent_to(sharding, weight.ndim), path
+        assert not stacked or weight.shape[0] == 4
+
+
+def test_without_fsdp_all_weights_are_copies(page):
+    """Without `fsdp`, every weight gets P()."""
+    model = page.init_sharded(page.mesh, fsdp=False)
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(model))
+    assert nnx.to_flat_state(nnx.state(model))[0][1].out_sharding == P()
+
+
+@compiled_for_cpu
+def test_no_device_ever_holds_a_whole_matrix(page):
+    """The compiled constructor makes pieces: neither the model nor one layer's matrix is whole."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, page.model)
+    program = jax.jit(partial(page.make, 8, True), out_shardings=shardings).lower().compile()
+    ms.assert_no_full_copy(program, page.model)
+    for shape in ("96,384", "384,96"):
+        assert f"f32[{shape}]" not in program.as_text()
+
+
+def test_gather_makes_a_layer_of_the_stack_whole(page):
+    """Of a layer that the scan takes out, a device has 48 of 384 columns, after gather all."""
+    seen = []
+
+    def look(blocks):
+        layer = jax.tree.map(lambda stack: stack[0], blocks)
+        seen.extend([layer.up.kernel.shape, page.gather(layer).up.kernel.shape])
+        seen.append(page.gather(layer).down.kernel.shape)
+
+    specs = nnx.get_partition_spec(page.model.blocks)
+    mapped = jax.shard_map(look, mesh=page.mesh, in_specs=(specs,), out_specs=P())
+    jax.eval_shape(mapped, page.model.blocks)
+    assert seen == [(96, 48), (96, 384), (384, 96)]
+
+
+@pytest.mark.parametrize("remat, gathers", [(False, 3), (True, 5)])
+def test_the_models_gradient_gathers_once_and_its_layers_with_checkpoint_twice(
+    page, remat, gathers, monkeypatch
+):
+    """Gathered weights are kept for the backward pass, unless jax.checkpoint is around the layer."""
+    scan = jax.lax.scan
+    if remat:
+        monkeypatch.setattr(jax.lax, "scan", lambda f, *inputs: scan(jax.checkpoint(f), *inputs))
+    specs = nnx.get_partition_spec(page.model)
+    mapped = jax.shard_map(
+        jax.grad(page.mean_loss), mesh=page.mesh, in_specs=(specs, P("data")), out_specs=specs
+    )
+    traced = str(jax.make_jaxpr(mapped)(page.model, batch_of_digits(page)))
+    assert traced.count("all_gather[") == gathers  # enter, and up and down in the scan
+    assert traced.count("reduce_scatter[") == 3
+
+
+def test_the_models_gradient_is_that_of_one_device(page):
+    """In every number, for data parallelism and for FSDP."""
+    single = jax.device_put(page.model, jax.devices()[0])
+
+    def plain_loss(model, batch):  # without shard_map, mesh, gather or pmean
+        x_BI, labels_B = batch
+        x_BD = model.enter(x_BI)
+        for number in range(4):
+            layer = jax.tree.map(operator.itemgetter(number), model.blocks)
+            x_BD = layer(x_BD)
+        scores = model.leave(x_BD)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, labels_B).mean()
+
+    wanted = jax.jit(jax.grad(plain_loss))(single, batch_of_digits(page))
+    assert_same(gradient_on(page, page.mesh, page.model), wanted, rtol=1e-3)
+    copies = page.init_sharded(page.mesh, fsdp=False)
+    assert_same(gradient_on(page, page.mesh, copies), wanted, rtol=1e-3)
+
+
+def test_twenty_steps_give_the_losses_and_weights_of_one_device(page):
+    """One device, data parallelism and FSDP: the same losses and weights after twenty steps."""
+    single, losses = page.runs["one device"]
+    assert len(losses) == 20 and losses[-1] < losses[0] / 5
+    for name in ("data parallel", "FSDP"):
+        trained, others = page.runs[name]
+        np.testing.assert_allclose(others, losses, rtol=1e-3)
+        assert_same(trained, single, rtol=1e-2, atol=1e-4)  # twenty steps of rounding
+
+
+def test_the_weights_take_an_eighth_and_what_is_whole(page):
+    """1,217,704 bytes as copies, on one device and on eight; 164,008 in pieces, also when trained."""
+    held = {name: ms.memory(trained).bytes_per_device for name, (trained, _) in page.runs.items()}
+    assert held == {"one device": 1_217_704, "data parallel": 1_217_704, "FSDP": 164_008}
+
+
+def test_momentum_is_kept_from_step_to_step(page):
+    """The second step moves by the new gradient plus 0.9 times the momentum of the first."""
+    model = page.init_sharded(page.mesh, fsdp=True)
+    momentum = page.optimizer.init(model)
+    one_step = page.compiled_step(page.mesh, model, momentum)
+    model, momentum, _ = one_step(model, momentum, batch_of_digits(page))
+    first = jax.device_get(jax.tree.leaves(momentum))
+    gradient = gradient_on(page, page.mesh, model)
+    norm = optax.tree.norm(jax.device_get(gradient))
+    _, momentum, _ = one_step(model, momentum, batch_of_digits(page))
+    for found, before, g in zip(jax.tree.leaves(momentum), first, jax.tree.leaves(gradient)):
+        wanted = 0.9 * before + np.minimum(1, 1 / norm) * g
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_the_run_makes_its_momentum_in_pieces(page):
+    """`train` makes the momentum outside jax.jit, so it is sharded as the weights are."""
+    held, original = [], page.compiled_step
+
+    def recorded(mesh, model, momentum):
+        held.extend(ms.memory(tree).bytes_per_device for tree in (model, momentum))
+        return original(mesh, model, momentum)
+
+    with mock.patch.dict(page.variables, compiled_step=recorded):
+        page.train(page.mesh, fsdp=True, steps=1)
+    assert held == [164_008, 164_008]
+
+
+def test_the_step_donates_and_returns_pieces(page):
+    """The old weights and momentum are deleted, and the new ones are sharded as the old were."""
+    model = page.init_sharded(page.mesh, fsdp=True)
+    momentum = page.optimizer.init(model)
+    held = ms.memory(model).bytes_per_device
+    one_step = page.compiled_step(page.mesh, model, momentum)
+    after = one_step(model, momentum, batch_of_digits(page))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((model, momentum)))
+    assert ms.memory(after).bytes_per_device == 2 * held + 4  # and the loss
+
+
+def test_right_answers_are_counted_over_all_devices(page):
+    """psum adds the right answers of all devices, as many as one device counts."""
+    single, _ = page.runs["one device"]
+    spec = nnx.get_partition_spec(single)
+    on_one = jax.shard_map(
+        page.count_right, mesh=page.single, in_specs=(spec, P("data")), out_specs=P()
+    )
+    unseen = page.images_BI[1437:], page.labels_B[1437:]
+    assert int(page.right) == int(on_one(single, unseen))
+    answers = jax.jit(page.Model.__call__)(single, unseen[0]).argmax(-1)  # gather does nothing
+    assert int(page.right) == int((answers == unseen[1]).sum()) > 180 == len(unseen[1]) / 2
+
+
+def test_what_is_trained_in_pieces_can_be_loaded_as_copies(page, tmp_path):
+    """The target of the load decides how the saved weights are sharded."""
+    trained, _ = page.runs["FSDP"]
+    ocp.save(tmp_path / "digits", nnx.state(trained))
+    copies = nnx.state(page.init_sharded(page.mesh, fsdp=False))
+    loaded = ocp.load(tmp_path / "digits", copies)
+    for leaf, saved in zip(*map(jax.tree.leaves, (loaded, trained)), strict=True):
+        assert leaf.is_fully_replicated and np.array_equal(leaf, saved)
+
+
+def test_a_sharding_constraint_raises_inside_shard_map(page):
+    """with_sharding_constraint raises an error inside shard_map."""
+
+    def constrained(x_block):
+        return jax.lax.with_sharding_constraint(x_block, P("data"))
+
+    mapped = jax.shard_map(constrained, mesh=page.mesh, in_specs=P("data"), out_specs=P("data"))
+    with pytest.raises(ValueError, match="can only refer to Auto axes"):
+        jax.eval_shape(mapped, page.x)
+
+
+def test_a_weight_annotated_in_its_constructor_wants_a_mesh_unless_told_otherwise():
+    """Flax shards it as soon as it is made; nnx.use_eager_sharding(False) turns that off."""
+
+    def annotated():
+        return nnx.Param(jnp.ones((8, 8)), out_sharding=("data", None))
+
+    with pytest.raises(ValueError, match="mesh context or metadata is required"):
+        annotated()
     with nnx.use_eager_sharding(False):
-        weights = jax.eval_shape(lambda: Model(large, Strategy(8, 1), nnx.Rngs(0)))
-    numbers = 1 + sum(weight.size for weight in jax.tree.leaves(weights))
-    assert f"{2 * 7 / 8 * 4 * numbers / 1e9:.1f}" == "30.1"
+        weight = annotated()
+    weight.set_metadata(out_sharding=P(None, "data"))
+    assert weight.out_sharding == P(None, "data")
 
 
-@pytest.mark.parametrize("compiler, kept, freed", [
-    ("gpu", "30.1", "45.1"), ("tpu", "22.9", "30.4"), ("cpu", "30.1", "45.1"),
-])  # fmt: skip
-def test_fsdp_sends_what_the_table_says(compiler, kept, freed):
-    """In float32, H100's and CPU's FSDP send as much as data parallelism, freed half as much again;
-    TPU v5e's sends three quarters as much, and freed about as much."""
-    assert (sent("fsdp-kept", compiler), sent("fsdp-freed", compiler)) == (kept, freed)
+# Clip by the global norm
 
 
-def test_the_tpu_gathers_in_bfloat16_and_the_others_in_float32():
-    """The compiler for TPU v5e gathers in bfloat16 what only matmuls read."""
-    for compiler in ("cpu", "tpu", "gpu"):
-        rows = stored_program("fsdp-freed")[compiler]["moves"]
-        gathers = {row["dtype"]: row["wire"] for row in rows if row["kind"] == "all-gather"}
-        in_bfloat16 = gathers.get("bfloat16", 0) / sum(gathers.values())
-        assert in_bfloat16 > 0.99 if compiler == "tpu" else in_bfloat16 == 0
+@pytest.fixture(scope="module")
+def all_in_pieces(page):
+    """The page's own norm and optax's update, where matrix and bias are both in pieces."""
+
+    def error_in_pieces(param_pieces, batch_block):
+        def whole(block):
+            return jax.lax.all_gather(block, "data", axis=0, tiled=True)
+
+        return page.mean_error(jax.tree.map(whole, param_pieces), batch_block)
+
+    def step_of(rule, loss, params, batch):
+        updates, _ = rule.update(jax.grad(loss)(params, batch), rule.init(params))
+        return updates
+
+    def on_one_and_on_eight(rule):
+        mapped = jax.shard_map(
+            partial(step_of, rule, error_in_pieces),
+            mesh=page.mesh,
+            in_specs=P("data"),
+            out_specs=P("data"),
+        )
+        single = jax.jit(partial(step_of, rule, page.error_of))(page.params, page.batch)
+        return single, jax.jit(mapped)(page.params, page.batch)
+
+    return on_one_and_on_eight
 
 
-# If you know PyTorch
+def test_in_pieces_adam_takes_the_step_of_one_device(all_in_pieces):
+    """Adam updates each number by itself, so pieces are enough."""
+    assert_same(*all_in_pieces(optax.adam(0.1)), rtol=1e-3)
 
 
-def test_reshard_after_forward_is_a_policy_and_not_plain_checkpoint():
-    """`reshard_after_forward` gathers again and computes nothing again: in JAX that is
-    jax.checkpoint with a policy that frees only what was gathered."""
-    kept = in_one_layer(REMATS["kept"])
-    assert in_one_layer(REMATS["freed by a policy"]) == kept | {"gathers": 2}
-    assert in_one_layer(REMATS["jax.checkpoint"])["matmuls"] > kept["matmuls"]
+def test_clipped_on_each_device_the_gradient_is_8_to_the_half_times_too_long(all_in_pieces):
+    """optax.clip_by_global_norm inside shard_map: each device clips its own pieces to the limit."""
+    norms = map(optax.tree.norm, all_in_pieces(optax.clip_by_global_norm(0.05)))
+    assert np.allclose([*norms], [0.05, 0.05 * 8**0.5], rtol=1e-4)
 
 
-# Momentum
+def test_if_one_weight_is_whole_jax_refuses_to_clip_on_each_device(page):
+    """Its copies would become unequal."""
+
+    def clipped(model, batch_block):
+        gradient = jax.grad(page.mean_loss)(model, batch_block)
+        return optax.clip_by_global_norm(0.01).update(gradient, None)[0]
+
+    specs = nnx.get_partition_spec(page.model)
+    mapped = jax.shard_map(clipped, mesh=page.mesh, in_specs=(specs, P("data")), out_specs=specs)
+    with pytest.raises(ValueError, match="could not infer replication"):
+        jax.eval_shape(mapped, page.model, batch_of_digits(page))
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_global_norm_is_that_of_the_whole_gradient(page, fsdp):
+    """Squares of pieces are summed over devices, those of whole weights counted once."""
+    check_norm(page, fsdp)
+
+
+def check_norm(page, fsdp):
+    model = page.init_sharded(page.mesh, fsdp)
+    specs = nnx.get_partition_spec(model)
+    mapped = jax.shard_map(page.global_norm, mesh=page.mesh, in_specs=(specs,), out_specs=P())
+    wanted = optax.tree.norm(jax.device_get(model))
+    np.testing.assert_allclose(jax.jit(mapped)(model), wanted, rtol=1e-5)
+
+
+def test_the_norm_of_pieces_is_that_of_the_whole_gradient(page):
+    """With FSDP, where a device alone would find less."""
+    check_norm(page, fsdp=True)
+
+
+def test_clip_scales_to_the_limit_and_leaves_shorter_gradients_alone(page):
+    """As optax clips the whole gradient on one device."""
+    specs = nnx.get_partition_spec(page.model)
+    length = float(optax.tree.norm(jax.device_get(page.model)))
+    for limit in (length / 3, 3 * length):
+        mapped = jax.shard_map(
+            partial(page.clip, limit=limit), mesh=page.mesh, in_specs=(specs,), out_specs=specs
+        )
+        wanted, _ = optax.clip_by_global_norm(limit).update(jax.device_get(page.model), None)
+        assert_same(jax.jit(mapped)(page.model), wanted)
+
+
+def test_the_page_clips_its_first_gradient(page):
+    """The limit of 1.0 matters in the page's run: its first gradient is longer."""
+    assert optax.tree.norm(jax.device_get(gradient_on(page, page.mesh, page.model))) > 1.5
+
+
+# Optimizer state
+
+
+def test_momentum_and_moments_are_sharded_as_the_weights(page):
+    """Made outside jax.jit, each array of the state is sharded as its weight is."""
+    held = ms.memory(page.model).bytes_per_device
+    for rule, times in ((page.optimizer, 1), (page.adam, 2)):
+        state = rule.init(page.model)
+        specs = jax.tree.leaves(nnx.get_partition_spec(state))
+        for array, spec in zip(jax.tree.leaves(state), specs, strict=True):
+            if array.ndim:
+                assert array.sharding.spec == spec
+            else:  # the counter
+                assert spec == P()
+        counter = 4 if rule is page.adam else 0
+        assert ms.memory(state).bytes_per_device == times * held + counter
+
+
+def test_made_inside_jit_the_moments_are_whole_and_out_shardings_mend_it(page):
+    """328,020 bytes outside jax.jit, 2,435,412 inside; with out_shardings 328,020 again."""
+    outside, inside = page.adam.init(page.model), jax.jit(page.adam.init)(page.model)
+    specs = nnx.get_partition_spec(outside)
+    shardings = jax.tree.map(partial(jax.NamedSharding, page.mesh), specs)
+    told = jax.jit(page.adam.init, out_shardings=shardings)(page.model)
+    held = [ms.memory(state).bytes_per_device for state in (outside, inside, told)]
+    assert held == [328_020, 2_435_412, 328_020]
+    assert ms.memory(page.init(page.model)).bytes_per_device == held[1]
+
+
+def test_specs_of_a_dictionarys_moments_come_from_map_params(page):
+    """optax.tree.map_params makes the specs of the state of weights in a dictionary."""
+    by_specs = optax.tree.map_params(
+        page.adam,
+        lambda _, spec: spec,
+        page.adam.init(page.params),
+        page.specs,
+        transform_non_params=lambda _: P(),
+    )
+    assert by_specs[0].mu == by_specs[0].nu == page.specs and by_specs[0].count == P()
 
 
 def moment(axis_type, jitted, in_context):
@@ -96,3 +679,50 @@ def test_inside_jit_with_an_explicit_mesh_they_inherit_the_type():
     zeros = moment(AxisType.Explicit, True, True)
     assert zeros.addressable_shards[0].data.shape == (8, 32)
     assert str(jax.typeof(zeros)) == "float32[64@data,32]" and not jnp.any(zeros)
+
+
+# What FSDP costs
+
+
+def sent(name, compiler):
+    """Gigabytes that a device sends, to one decimal, as the table has them."""
+    return f"{sum(row['wire'] for row in stored_program(name)[compiler]['moves']) / 1e9:.1f}"
+
+
+def test_data_parallelism_sends_30_1_gb_for_one_gradient_of_the_large_model(page):
+    """Data parallelism all-reduces 17.2 GB of gradients, and the loss: 2 x 7/8 of it is 30.1 GB."""
+    assert f"{2 * 7 / 8 * 4 * (1 + page.count) / 1e9:.1f}" == "30.1"
+
+
+@pytest.mark.parametrize("compiler, kept, freed", [
+    ("gpu", "30.1", "45.1"), ("tpu", "22.9", "30.4"), ("cpu", "30.1", "45.1"),
+])  # fmt: skip
+def test_fsdp_sends_what_the_table_says(compiler, kept, freed):
+    """In float32, H100's and CPU's FSDP send as much as data parallelism, freed half as much again;
+    TPU v5e's sends three quarters as much, and freed about as much."""
+    assert (sent("fsdp-kept", compiler), sent("fsdp-freed", compiler)) == (kept, freed)
+
+
+def test_the_tpu_gathers_in_bfloat16_and_the_others_in_float32():
+    """The compiler for TPU v5e gathers in bfloat16 what only matmuls read."""
+    for compiler in ("cpu", "tpu", "gpu"):
+        rows = stored_program("fsdp-freed")[compiler]["moves"]
+        gathers = {row["dtype"]: row["wire"] for row in rows if row["kind"] == "all-gather"}
+        in_bfloat16 = gathers.get("bfloat16", 0) / sum(gathers.values())
+        assert in_bfloat16 > 0.99 if compiler == "tpu" else in_bfloat16 == 0
+
+
+# If you know PyTorch
+
+
+def test_reshard_after_forward_is_a_policy_and_not_plain_checkpoint():
+    """`reshard_after_forward` gathers again and computes nothing again: in JAX that is
+    jax.checkpoint with a policy that frees only what was gathered."""
+    kept = in_one_layer(REMATS["kept"])
+    assert in_one_layer(REMATS["freed by a policy"]) == kept | {"gathers": 2}
+    assert in_one_layer(REMATS["jax.checkpoint"])["matmuls"] > kept["matmuls"]
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)

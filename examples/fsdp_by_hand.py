@@ -1,0 +1,184 @@
+"""FSDP by hand: train a Flax NNX model whose weights are gathered inside `jax.shard_map`.
+
+    python examples/fsdp_by_hand.py                         on the devices JAX finds
+    JAX_NUM_CPU_DEVICES=8 python examples/fsdp_by_hand.py   on eight simulated ones
+
+The page https://many-devices.github.io/one-program/book/09-fsdp.html explains it step by step. To use
+it for a model of your own, call `gather` in the model on each part right before that part is used.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from sklearn.datasets import load_digits
+
+import meshscope as ms
+
+P = jax.P
+
+
+def fsdp_spec(shape, devices, stacked=False):
+    """Shard the largest dimension that the devices divide; a small weight stays whole.
+
+    The shape of a stacked weight begins with the layers, which are never sharded.
+    """
+    first = 1 if stacked else 0
+    if np.prod(shape[first:]) < 1024:
+        return P()
+    divisible = [i for i in range(first, len(shape)) if shape[i] % devices == 0]
+    if not divisible:
+        return P()
+    largest = max(divisible, key=lambda i: shape[i])
+    entries = [None] * len(shape)
+    entries[largest] = "data"
+    return P(*entries)
+
+
+def gather(module):
+    """The module, or one variable, with every sharded weight whole."""
+
+    def gather_weight(weight):
+        spec = weight.out_sharding
+        if "data" not in spec:
+            return weight
+        axis = spec.index("data") - len(spec)  # from the end: in a scan L is gone
+        block = weight[...]
+        whole = jax.lax.all_gather(block, "data", axis=axis, tiled=True)
+        return weight.replace(whole)  # the same variable with another array
+
+    def is_weight(x):
+        return isinstance(x, nnx.Variable)
+
+    return jax.tree.map(gather_weight, module, is_leaf=is_weight)
+
+
+class Block(nnx.Module):
+    def __init__(self, D, F, rngs):
+        self.norm = nnx.RMSNorm(D, rngs=rngs)
+        self.up = nnx.Linear(D, F, rngs=rngs)
+        self.down = nnx.Linear(F, D, rngs=rngs)
+
+    def __call__(self, x_BD):
+        h_BF = jax.nn.silu(self.up(self.norm(x_BD)))
+        return x_BD + self.down(h_BF)
+
+
+class Model(nnx.Module):
+    """From the 64 pixels of an image to scores for ten digits, through L blocks."""
+
+    def __init__(self, L, D, F, rngs):
+        self.enter = nnx.Linear(64, D, rngs=rngs)
+        stack = nnx.vmap(lambda rngs: Block(D, F, rngs))
+        self.blocks = stack(rngs.split(L))
+        self.leave = nnx.Linear(D, 10, rngs=rngs)
+
+    def __call__(self, x_BI):
+        def layer(x_BD, block):
+            return gather(block)(x_BD), None
+
+        x_BD = gather(self.enter)(x_BI)
+        x_BD, _ = jax.lax.scan(layer, x_BD, self.blocks)
+        return gather(self.leave)(x_BD)
+
+
+def make(devices, fsdp):
+    """A new model; each weight is annotated with how it is sharded, or with P()."""
+    model = Model(L=4, D=96, F=384, rngs=nnx.Rngs(0))
+    for path, weight in nnx.to_flat_state(nnx.state(model)):
+        spec = fsdp_spec(weight.shape, devices, stacked="blocks" in path)
+        weight.set_metadata(out_sharding=spec if fsdp else P())
+    return model
+
+
+def init_sharded(mesh, fsdp):
+    """A new model on the mesh; each device creates only what it stores."""
+    make_model = partial(make, mesh.size, fsdp)
+    specs = nnx.get_partition_spec(jax.eval_shape(make_model))
+    shardings = jax.tree.map(partial(jax.NamedSharding, mesh), specs)
+    return jax.jit(make_model, out_shardings=shardings)()
+
+
+def global_norm(gradient):
+    """The norm of all gradients together, inside shard_map."""
+    sharded, whole = 0.0, 0.0
+    for _, weight in nnx.to_flat_state(nnx.state(gradient)):
+        square = jnp.sum(weight[...] ** 2)
+        if "data" in weight.out_sharding:
+            sharded += square  # other devices have the rest
+        else:
+            whole += square  # the same on all devices
+    return jnp.sqrt(whole + jax.lax.psum(sharded, "data"))
+
+
+def clip(gradient, limit):
+    """The gradient, scaled so that its norm is at most `limit`."""
+    scale = jnp.minimum(1, limit / global_norm(gradient))
+    return jax.tree.map(lambda g: scale * g, gradient)
+
+
+optimizer = optax.sgd(0.05, momentum=0.9)
+
+
+def mean_loss(model, batch_block):
+    x_BI, labels_B = batch_block
+    losses_B = optax.softmax_cross_entropy_with_integer_labels(model(x_BI), labels_B)
+    return jax.lax.pmean(losses_B.mean(), "data")
+
+
+def step(model, momentum, batch_block):
+    loss, gradient = jax.value_and_grad(mean_loss)(model, batch_block)
+    gradient = clip(gradient, limit=1.0)
+    updates, momentum = optimizer.update(gradient, momentum)
+    return optax.apply_updates(model, updates), momentum, loss
+
+
+def compiled_step(mesh, model, momentum):
+    """The step on all devices; what comes back is sharded as it went in."""
+    specs = nnx.get_partition_spec((model, momentum))
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=(*specs, P())
+    )
+    return jax.jit(mapped, donate_argnums=(0, 1))
+
+
+digits = load_digits()
+images_BI = (digits.data / 16).astype("float32")  # 1,797 images of 64 pixels
+labels_B = digits.target.astype("int32")
+
+
+def train(mesh, fsdp, steps=20):
+    """The model and its losses after some steps on 64 images each."""
+    model = init_sharded(mesh, fsdp)
+    momentum = optimizer.init(model)  # not inside jax.jit
+    train_step = compiled_step(mesh, model, momentum)
+    losses = []
+    for number in range(steps):
+        rows = slice(64 * number, 64 * (number + 1))
+        batch = images_BI[rows], labels_B[rows]
+        model, momentum, loss = train_step(model, momentum, batch)
+        losses.append(loss)
+    return model, [float(loss) for loss in losses]
+
+
+def count_right(model, batch_block):
+    x_BI, labels_B = batch_block
+    right_B = model(x_BI).argmax(-1) == labels_B
+    return jax.lax.psum(right_B.sum(), "data")
+
+
+def main():
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
+    for name, fsdp in [("data parallel", False), ("FSDP", True)]:
+        model, losses = train(mesh, fsdp)
+        held = ms.memory(model).bytes_per_device
+        print(f"{name:13} {held:9,} bytes of weights on each of {mesh.size} devices")
+        print(f"{'':13} loss {losses[0]:.4f} at step 0, {losses[-1]:.4f} at step 19")
+
+
+if __name__ == "__main__":
+    main()
