@@ -139,9 +139,7 @@ def step(model, momentum, batch_block):
 def compiled_step(mesh, model, momentum):
     """The step on all devices; what comes back is sharded as it went in."""
     specs = nnx.get_partition_spec((model, momentum))
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=(*specs, P())
-    )
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=(*specs, P()))
     return jax.jit(mapped, donate_argnums=(0, 1))
 
 
