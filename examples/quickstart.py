@@ -67,11 +67,44 @@ train(where=rows, rows=rows)
 try:
     import optax
     from flax import nnx
-except ImportError:
-    print("Flax NNX cannot be imported here: pip install -U flax, then restart")
-else:
-    layer = jax.device_put(nnx.Linear(D, 4 * D, rngs=nnx.Rngs(0)), rows)
-    optimizer = nnx.Optimizer(layer, optax.adam(1e-3), wrt=nnx.Param)
-    arrays = jax.tree.leaves((layer, optimizer))
-    held = sum(array.addressable_shards[0].data.nbytes for array in arrays)
-    print(f"each device holds {held:,} of {sum(a.nbytes for a in arrays):,} bytes")
+except ImportError as error:
+    raise SystemExit("Flax does not fit JAX: pip install -U flax") from error
+
+
+class MLP(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(D, 4 * D, rngs=rngs)
+        self.down = nnx.Linear(4 * D, D, rngs=rngs)
+
+    def __call__(self, x_BD):
+        h_BF = jax.lax.with_sharding_constraint(jax.nn.relu(self.up(x_BD)), rows)
+        return self.down(h_BF)
+
+
+model = MLP(nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+
+# %%
+def flax_loss_of(model, x_BD, y_BD):
+    return ((model(x_BD) - y_BD) ** 2).mean()
+
+
+def flax_step(model, optimizer, x_BD, y_BD):
+    loss, grads = nnx.value_and_grad(flax_loss_of)(model, x_BD, y_BD)
+    optimizer.update(model, grads)
+    return model, optimizer, loss
+
+
+copies = jax.NamedSharding(mesh, jax.P())
+where = jax.tree.map(lambda array: rows if array.ndim else copies, (model, optimizer))
+model, optimizer = jax.device_put((model, optimizer), where)
+batch = jax.device_put((x_BD, np.sort(x_BD)), rows)
+run = jax.jit(flax_step, donate_argnums=(0, 1), out_shardings=(*where, None))
+for i in range(4):
+    model, optimizer, loss = run(model, optimizer, *batch)
+    print(f"step {i}: loss {loss:.6f}")
+
+arrays = jax.tree.leaves((model, optimizer))
+held = sum(array.addressable_shards[0].data.nbytes for array in arrays)
+print(f"each device holds {held:,} of {sum(array.nbytes for array in arrays):,} bytes")
