@@ -12,6 +12,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 |---|---|---|
 | `helpers` | `put`, `traffic`, `type_of`, `attempt` | chapters 1, 2 and 7 |
 | `checks` | `misplaced`, `assert_placed` | chapters 2 and 6 |
+| `stack` | a block of two weights, and a stack of such blocks | chapter 3 |
 | `data` | the handwritten digits | chapter 4 |
 | `model` | `Config`, `Strategy`, `Block`, `Model`, `loss_of` | chapter 4 |
 | `training` | the training step, batches, a short training run | chapter 4 |

@@ -28,6 +28,17 @@ def stored_program(name):
     return stored()["programs"][name]
 
 
+def stored_memory(name, compiler):
+    """The memory of a stored program on one device, as ms.memory tells that of a compiled one."""
+    return ms.ProgramMemory(**stored_program(name)[compiler]["memory"])
+
+
+def stored_payload(name, compiler, kind):
+    """Bytes that the collectives of one kind, such as "all-gather", give a device in one run."""
+    moves = stored_program(name)[compiler]["moves"]
+    return sum(row["payload"] for row in moves if row["kind"] == kind)
+
+
 def lowered_for(platform, function, *inputs):
     """The program lowered for "tpu" or "cuda", with the numbers of donated inputs."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)

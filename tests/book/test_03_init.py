@@ -1,17 +1,103 @@
-"""Chapter 3, "Initialise a model that never existed in one piece": on what a random number depends."""
+"""Chapter 3, "Initialise a model that never existed in one piece": what the page says is true."""
+
+import math
+import re
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+import meshscope as ms
+from many_devices.compiled import stored_memory, stored_payload, stored_program
+from many_devices.helpers import attempt, put
+from pages import check_exercise, compiled_for_cpu, exercises_of
+
 PAGE = "03-init"
 P = jax.P
 KEY = jax.random.key(0)
+WEIGHTS = 2 * 32 * 4096 * 16384  # of the large model
+
+
+def abstract(page, config):
+    return nnx.get_abstract_model(lambda: page.make_stack(config), page.mesh)[1]
+
+
+# The problem
+
+
+def test_an_array_made_inside_the_mesh_is_copied_to_every_device(page):
+    """What an initialiser returns inside jax.set_mesh is whole on each of the eight devices."""
+    assert page.w_DF.shape == (64, 512) and page.w_DF.sharding.is_fully_replicated
+    assert len(page.w_DF.devices()) == 8
+    assert ms.memory(page.w_DF).total_bytes == 8 * page.w_DF.nbytes
+
+
+def test_the_large_model_in_gigabytes(page):
+    """4,294,967,296 weights: 17.2 GB in float32, 8.6 for one array, 2.1 for one eighth, 9.7 at the peak."""
+    large = page.large
+    assert 2 * large.L * large.D * large.F == WEIGHTS == 4_294_967_296
+    whole, array, piece = 4 * WEIGHTS, 2 * WEIGHTS, WEIGHTS // 4  # a piece: of one array
+    told = [f"{size / 1e9:.1f}" for size in (whole, array, whole / 8, array + piece)]
+    assert told == ["17.2", "8.6", "2.1", "9.7"]
+
+
+# The recipe
+
+
+def test_each_device_holds_one_eighth(page):
+    """Of the 262,144 bytes of a tiny block each device holds 32,768."""
+    assert page.tiny == page.Config(L=6, D=64, F=512)
+    assert page.held == ms.memory(page.block).bytes_per_device == 2 * 64 * 512 * 4 // 8 == 32_768
+    assert ms.memory(page.block).unique_bytes == 262_144
+
+
+def test_both_weights_are_sharded_as_annotated(page):
+    """model shards F and data shards D, in both weights."""
+    for name, spec in [("w_DF", ("data", "model")), ("w_FD", ("model", "data"))]:
+        weight = getattr(page.block, name)
+        wanted = jax.NamedSharding(page.mesh, P(*spec))
+        assert weight.sharding.is_equivalent_to(wanted, 2) and weight.out_sharding == spec
+
+
+def test_the_numbers_are_those_of_one_device(page):
+    """Bit for bit, the sharded block has the numbers of the block made on one device."""
+    for name in ("w_DF", "w_FD"):
+        expected = getattr(page.on_one_device, name)
+        np.testing.assert_array_equal(getattr(page.block, name), expected)
+
+
+def test_with_eager_sharding_off_annotations_are_only_metadata(page):
+    """The block made without eager sharding has the annotations, and is whole on one device."""
+    for name in ("w_DF", "w_FD"):
+        weight = getattr(page.on_one_device, name)
+        assert weight.out_sharding == getattr(page.block, name).out_sharding
+        assert len(weight.devices()) == 1
+
+
+def test_misplaced_lists_what_is_not_sharded_as_annotated(page):
+    """It lists nothing of the sharded block, and both weights of the other one."""
+    assert page.misplaced(page.block, page.mesh) == []
+    assert len(page.misplaced(page.on_one_device, page.mesh)) == 2
+
+
+def test_a_compiled_constructor_keeps_its_shardings(page):
+    """Eager sharding was on when it was traced, so switched off later it changes nothing."""
+    with jax.set_mesh(page.mesh), nnx.use_eager_sharding(False):
+        again = page.create()
+    assert page.misplaced(again, page.mesh) == []
 
 
 def normal(rows, columns):
     return np.asarray(jax.random.normal(KEY, (rows, columns)))
+
+
+def test_the_default_generator_is_threefry_partitionable():
+    """JAX's default generator makes each piece by itself."""
+    assert jax.config.jax_threefry_partitionable
+    assert jax.config.jax_default_prng_impl == "threefry2x32"
 
 
 def test_a_number_depends_on_its_place_in_the_flattened_array():
@@ -39,9 +125,394 @@ def test_more_columns_change_all_rows_but_the_first():
     [nnx.initializers.lecun_normal(), nnx.initializers.he_uniform()],
     ids=["normal", "uniform"],
 )
-def test_it_does_not_matter_which_device_draws_it(page, init, spec):
-    """Drawn in pieces under jax.jit, the numbers are those of one device."""
+def test_it_does_not_matter_which_device_generates_it(page, init, spec):
+    """Made in pieces under jax.jit, the numbers are those of one device."""
     sharding = jax.NamedSharding(page.mesh, spec)
-    drawn = jax.jit(lambda: init(KEY, (64, 512)), out_shardings=sharding)()
-    assert not drawn.sharding.is_fully_replicated
-    np.testing.assert_array_equal(drawn, init(KEY, (64, 512)))
+    made = jax.jit(lambda: init(KEY, (64, 512)), out_shardings=sharding)()
+    assert not made.sharding.is_fully_replicated
+    np.testing.assert_array_equal(made, init(KEY, (64, 512)))
+
+
+# The compiled program
+
+
+def not_annotated(page):
+    return nnx.Param(page.init(KEY, (4096, 16384)))
+
+
+def test_the_outputs_are_one_eighth_of_the_matrix(page):
+    """Annotated, each device's output is 34 of 268 MB; not annotated, all of it."""
+    piece = 4 * 4096 * 16384 // page.mesh.size
+    assert f"{8 * piece / 1e6:.0f}, {piece / 1e6:.0f}" == "268, 34"
+    annotated = ms.memory(page.compiled(page.annotated))
+    bare = ms.memory(page.compiled(lambda: not_annotated(page)))
+    assert 0 <= annotated.outputs - piece < 1024
+    assert 0 <= bare.outputs - 8 * piece < 1024
+    for compiler in ("gpu", "tpu"):
+        assert 0 <= stored_memory("init-annotated", compiler).outputs - piece < 1024
+
+
+@compiled_for_cpu
+def test_annotated_the_program_needs_one_eighth_of_the_memory(page):
+    """Outputs and temporaries together are one eighth of those without the annotation."""
+    annotated = ms.memory(page.compiled(page.annotated))
+    bare = ms.memory(page.compiled(lambda: not_annotated(page)))
+    assert 0.999 < bare.bytes_per_device / annotated.bytes_per_device / 8 < 1.001
+
+
+@compiled_for_cpu
+def test_for_cpu_the_temporaries_are_three_pieces(page):
+    """101 MB of temporaries: three times the piece of 34 MB."""
+    temporaries = ms.memory(page.compiled(page.annotated)).temporaries
+    piece = 4 * 4096 * 16384 // 8
+    assert 2.9 * piece < temporaries < 3.1 * piece and f"{temporaries / 1e6:.0f}" == "101"
+    assert page.after("programs").cpu.temporaries == temporaries  # as printed
+
+
+def test_h100_and_tpu_need_hardly_any_temporaries():
+    """Compiled for H100 it is 0.02 MB, and for TPU v5e 0.06 MB."""
+    found = [stored_memory("init-annotated", compiler).temporaries for compiler in ("gpu", "tpu")]
+    assert [f"{size / 1e6:.2f}" for size in found] == ["0.02", "0.06"]
+
+
+def conv():
+    """A kernel 3 x 3 x 64 x 64, which is computed as 576 x 64."""
+    return nnx.Conv(
+        64,
+        64,
+        (3, 3),
+        use_bias=False,
+        kernel_init=nnx.initializers.orthogonal(),
+        kernel_metadata={"out_sharding": (None, None, "data", "model")},
+        rngs=nnx.Rngs(0),
+    )
+
+
+def heads():
+    """A kernel 256 x 8 x 32, which is computed as 256 x 256."""
+    return nnx.LinearGeneral(
+        256,
+        (8, 32),
+        use_bias=False,
+        kernel_init=nnx.initializers.orthogonal(),
+        kernel_metadata={"out_sharding": ("data", "model", None)},
+        rngs=nnx.Rngs(0),
+    )
+
+
+def in_order():
+    """A weight that is made as one long row."""
+    row = jnp.sort(jax.random.normal(KEY, (256 * 512,)))
+    return nnx.Param(row.reshape(256, 512), out_sharding=("data", "model"))
+
+
+def test_a_whole_copy_of_any_shape_is_found(page):
+    """orthogonal, and weights made whole in another shape, do not pass assert_no_full_copy."""
+    for make in (page.orthogonal, conv, heads, in_order):
+        tree = nnx.get_abstract_model(make, page.mesh)[1]
+        message = attempt(ms.assert_no_full_copy, page.compiled(make), tree)
+        assert message.startswith("AssertionError"), make
+
+
+@compiled_for_cpu
+def test_outputs_alone_do_not_tell(page):
+    """Their outputs are one eighth, but their temporaries are larger than the whole weight."""
+    for make in (page.orthogonal, conv, heads, in_order):
+        (leaf,) = jax.tree.leaves(nnx.get_abstract_model(make, page.mesh)[1])
+        memory = ms.memory(page.compiled(make))
+        assert 0 <= memory.outputs - 4 * leaf.size // 8 < 1024, make
+        assert memory.temporaries > 4 * leaf.size, make
+
+
+def test_orthogonal_ends_in_pieces_and_is_whole_on_the_way(page):
+    """Each device ends with 128 x 64 numbers, and the message names the whole array."""
+    assert page.w_DD.sharding.shard_shape((256, 256)) == (128, 64)
+    assert page.message.startswith("AssertionError: the array (256, 256) is whole")
+
+
+def test_the_check_does_not_see_a_copy_made_in_parts(page):
+    """Two halves of a weight, each whole on every device, pass; the temporaries tell."""
+
+    def in_halves():
+        keys, make = jax.random.split(KEY), nnx.initializers.orthogonal()
+        halves = [make(key, (256, 128)) for key in keys]
+        pieces = [jax.lax.with_sharding_constraint(half, P(("data", "model"))) for half in halves]
+        return nnx.Param(jnp.concatenate(pieces, 1), out_sharding=(("data", "model"), None))
+
+    program = page.compiled(in_halves)
+    ms.assert_no_full_copy(program, nnx.get_abstract_model(in_halves, page.mesh)[1])
+    assert 0 <= ms.memory(program).outputs - 4 * 256 * 256 // 8 < 1024
+    assert ms.memory(program).temporaries > 4 * 256 * 256
+
+
+def test_exclude_lets_a_value_pass(page):
+    """assert_no_full_copy has an argument for values that are not weights."""
+    program = page.compiled(page.orthogonal)
+    ms.assert_no_full_copy(program, page.w_DD, exclude="*")
+
+
+# Stacks
+
+
+def test_the_stack_has_an_entry_for_the_layers(page):
+    """Its annotations begin with None, its arrays are sharded so, and it is six blocks in size."""
+    stack = page.stack
+    assert stack.w_DF.out_sharding == (None, "data", "model") == (None, *page.tiny.axes_DF)
+    assert stack.w_FD.out_sharding == (None, "model", "data")
+    assert stack.w_DF.shape == (6, 64, 512) and page.misplaced(stack, page.mesh) == []
+    assert ms.memory(stack).bytes_per_device == 6 * 32_768
+    assert not np.array_equal(stack.w_DF[0], stack.w_DF[1])
+
+
+def test_the_scan_gives_what_a_loop_over_the_layers_gives(page):
+    """To float32 rounding: six layers, each a product, tanh and a product."""
+    x_BD = page.x_host
+    for w_DF, w_FD in zip(np.asarray(page.stack.w_DF), np.asarray(page.stack.w_FD)):
+        x_BD = np.tanh(x_BD @ w_DF) @ w_FD
+    np.testing.assert_allclose(page.z_BD, x_BD, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(page.looped, x_BD, rtol=1e-3, atol=1e-5)
+
+
+def make_list(page, config):
+    class Tower(nnx.Module):
+        def __init__(self, rngs):
+            self.blocks = nnx.List([page.Block(config, rngs) for _ in range(config.L)])
+
+        def __call__(self, x_BD):
+            for block in self.blocks:
+                x_BD = block(x_BD)
+            return x_BD
+
+    return Tower(nnx.Rngs(0))
+
+
+def test_the_recipe_works_for_a_list_of_blocks(page):
+    """A list of two blocks is sharded as annotated, and gives what its layers give in turn."""
+    with jax.set_mesh(page.mesh):
+        tower = jax.jit(lambda: make_list(page, replace(page.tiny, L=2)))()
+    first, second = tower.blocks
+    assert page.misplaced(tower, page.mesh) == [] and len(jax.tree.leaves(tower)) == 4
+    assert second.w_DF.sharding.shard_shape((64, 512)) == (32, 128)
+    assert not np.array_equal(first.w_DF, second.w_DF)
+    x_BD = page.x_host
+    for block in (first, second):
+        x_BD = np.tanh(x_BD @ np.asarray(block.w_DF)) @ np.asarray(block.w_FD)
+    np.testing.assert_allclose(tower(page.x_host), x_BD, rtol=1e-3, atol=1e-5)
+
+
+def test_the_program_of_a_list_grows_with_its_layers(page):
+    """With 48 layers in place of 6 a list's program is over five times as long, a stack's as long."""
+
+    def lines(run, make, layers):
+        with jax.set_mesh(page.mesh):
+            model = nnx.eval_shape(lambda: make(replace(page.tiny, L=layers)))
+            return len(jax.jit(run).lower(model, page.x_host).as_text().splitlines())
+
+    of_list = [
+        lines(lambda model, x: model(x), lambda config: make_list(page, config), layers)
+        for layers in (6, 48)
+    ]
+    of_stack = [lines(page.run_stack, page.make_stack, layers) for layers in (6, 48)]
+    assert of_list[1] > 5 * of_list[0] and of_stack[1] == of_stack[0] < of_list[1] / 2
+
+
+def test_plain_vmap_leaves_the_annotations_behind(page):
+    """Of jax.vmap, and nnx.vmap without metadata, arrays are right and annotations have two entries."""
+    make = jax.jit(nnx.vmap(page.make_layer))
+    with jax.set_mesh(page.mesh):
+        without_metadata = make(nnx.Rngs(0).split(page.tiny.L))
+    for stack in (page.by_jax_vmap, without_metadata):
+        assert stack.w_DF.out_sharding == page.tiny.axes_DF
+        assert len(page.misplaced(stack, page.mesh)) == 2
+        assert stack.w_DF.sharding.is_equivalent_to(page.stack.w_DF.sharding, 3)
+        np.testing.assert_array_equal(stack.w_DF, page.stack.w_DF)
+
+
+def test_readers_of_such_annotations_shard_the_wrong_dimensions(page):
+    """From the annotations L and D would be sharded, in place of D and F."""
+    state = nnx.state(page.by_jax_vmap)
+    read = nnx.get_named_sharding(state, page.mesh)["w_DF"].get_value()
+    assert read.shard_shape((6, 64, 512)) == (3, 16, 512)
+    assert page.stack.w_DF.sharding.shard_shape((6, 64, 512)) == (6, 32, 128)
+
+
+def test_partition_name_writes_the_annotation_only(page):
+    """With "data" as PARTITION_NAME the annotation says so, and the arrays' layers stay whole."""
+    config = replace(page.tiny, axes_DF=(None, "model"), axes_FD=("model", None))
+    named = nnx.vmap(
+        lambda rngs: page.Block(config, rngs), transform_metadata={nnx.PARTITION_NAME: "data"}
+    )
+    with jax.set_mesh(page.mesh):
+        stack = jax.jit(named)(nnx.Rngs(0).split(page.tiny.L))
+    assert stack.w_DF.out_sharding == ("data", None, "model")
+    assert stack.w_DF.sharding.shard_shape((6, 64, 512)) == (6, 64, 128)
+
+
+# Which dimension of a stack to shard
+
+
+def all_gathers(page, model):
+    x_BD = put(np.ones((512, 64), "float32"), page.mesh, "data", None)
+    program = jax.jit(page.run_stack).lower(model, x_BD).compile()
+    table = ms.collectives(program, page.mesh)
+    return program, x_BD, [row for row in table if row.kind == "all-gather"]
+
+
+def test_a_device_holds_as_much_either_way(page):
+    """Layers or features over data: one eighth of the stack on each device."""
+    layers = ms.memory(page.by_layers)
+    assert layers.bytes_per_device == ms.memory(page.stack).bytes_per_device == 6 * 32_768
+    assert page.by_layers.w_DF.sharding.shard_shape((6, 64, 512)) == (3, 64, 128)
+    assert page.by_layers.w_FD.sharding.shard_shape((6, 512, 64)) == (3, 128, 64)
+
+
+def test_the_stack_gives_the_same_numbers_either_way(page):
+    """The sharding of the stack changes what is gathered, and no value."""
+    (layers, x_BD, _), (features, _, _) = [
+        all_gathers(page, m) for m in (page.by_layers, page.stack)
+    ]
+    found = layers(page.by_layers, x_BD), features(page.stack, x_BD)
+    np.testing.assert_allclose(*found, atol=1e-5)
+    assert ms.memory(layers).arguments == ms.memory(features).arguments
+
+
+@compiled_for_cpu
+def test_for_cpu_layers_are_gathered_all_at_once(page):
+    """With layers over data the whole stack, 393,216 bytes, is gathered before the loop."""
+    program, _, rows = all_gathers(page, page.by_layers)
+    assert not any(row.inside_loop for row in rows)
+    assert sum(row.payload_bytes for row in rows) == 6 * 2 * 4 * 64 * 512 // 4 == 393_216
+    assert ms.memory(program).temporaries > 393_216
+
+
+@compiled_for_cpu
+def test_for_cpu_features_are_gathered_a_layer_at_a_time(page):
+    """With features over data one layer, 65,536 bytes, is gathered in each step of the loop."""
+    program, _, rows = all_gathers(page, page.stack)
+    assert all(row.inside_loop for row in rows) and {row.executions for row in rows} == {6}
+    assert sum(row.payload_bytes for row in rows) == 393_216 // 6 == 65_536
+    at_once, _, _ = all_gathers(page, page.by_layers)
+    assert ms.memory(at_once).temporaries - ms.memory(program).temporaries > 393_216 / 2
+
+
+@pytest.mark.parametrize("compiler, size", [("gpu", 4), ("tpu", 2)])
+def test_for_h100_and_tpu_layers_are_gathered_in_each_step(compiler, size):
+    """Layers over data: six times six layers are gathered; features: six. TPU gathers in bfloat16."""
+    layer = size * 2 * 64 * 512 // 4
+    assert stored_payload("init-layers", compiler, "all-gather") == 36 * layer
+    assert stored_payload("init-features", compiler, "all-gather") == 6 * layer
+    for name in ("init-layers", "init-features"):
+        (row,) = [
+            row for row in stored_program(name)[compiler]["moves"] if row["kind"] == "all-gather"
+        ]
+        assert row["executions"] == 12  # both matrices in each of six steps
+        assert row["dtype"] == {4: "float32", 2: "bfloat16"}[size]
+
+
+@compiled_for_cpu
+def test_the_table_of_gathers_as_printed(page):
+    """kB by H100, TPU v5e and CPU: 2,359, 1,180 and 393 for layers; 393, 197 and 393 for features."""
+    told = []
+    for name, model in [("layers", page.by_layers), ("features", page.stack)]:
+        rows = all_gathers(page, model)[2]
+        cpu = sum(row.payload_bytes * row.executions for row in rows)
+        stored = [stored_payload(f"init-{name}", other, "all-gather") for other in ("gpu", "tpu")]
+        told.append([f"{size / 1e3:,.0f}" for size in (*stored, cpu)])
+    assert told == [["2,359", "1,180", "393"], ["393", "197", "393"]]
+
+
+# Activations
+
+
+def output_of(page, function, rows):
+    x_BD = put(np.ones((rows, 64), "float32"), page.mesh, "data", None)
+    with jax.set_mesh(page.mesh):
+        return jax.jit(function)(page.block, x_BD)
+
+
+@compiled_for_cpu
+def test_the_output_changes_its_sharding_with_the_batch(page):
+    """With 512 rows it is sharded by rows; with 16 rows by features, and no value is other."""
+    for rows, spec in [(512, P("data", None)), (16, P(None, "data"))]:
+        y_BD = output_of(page, page.forward, rows)
+        assert y_BD.sharding.is_equivalent_to(jax.NamedSharding(page.mesh, spec), 2)
+        expected = np.tanh(np.ones((rows, 64)) @ np.asarray(page.block.w_DF)) @ np.asarray(
+            page.block.w_FD
+        )
+        np.testing.assert_allclose(y_BD, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiler, size", [("gpu", 4), ("tpu", 2), ("cpu", 4)])
+def test_all_three_compilers_gather_an_activation_of_16_rows(compiler, size):
+    """Beside w_DF they gather h of 16 rows, where with 512 rows they gather w_FD."""
+    weight, h = 64 * 128, 16 * 128
+    assert stored_payload("init-free-16", compiler, "all-gather") == size * (weight + h)
+    assert stored_payload("init-free-512", compiler, "all-gather") == size * 2 * weight
+
+
+def test_constrained_the_output_keeps_its_rows(page):
+    """With the constraint a device ends with its own rows, of 16 and of 512."""
+    for rows in (16, 512):
+        y_BD = output_of(page, page.pin_output, rows)
+        assert y_BD.sharding.shard_shape((rows, 64)) == (rows // 2, 64)
+    assert page.y_BD.sharding.shard_shape((16, 64)) == (8, 64)
+
+
+def test_the_constraint_asks_for_a_mesh(page):
+    """Its spec names no mesh, so outside jax.set_mesh JAX raises an error."""
+    x_BD = np.ones((16, 64), "float32")
+    message = attempt(jax.jit(lambda x: jax.lax.with_sharding_constraint(x, P("data"))), x_BD)
+    assert "mesh" in message
+
+
+# The capstone
+
+
+def test_gigabytes_of_weights_and_of_training(page):
+    """Copied 17.2 and 68.7 GB, along model 4.3 and 17.2, along both axes 2.1 and 8.6."""
+    ways = [(page.copied, 1, "68.7"), (page.tensor, 4, "17.2"), (page.large, 8, "8.6")]
+    for config, parts, told in ways:
+        held = ms.memory(abstract(page, config)).bytes_per_device
+        assert held == 4 * WEIGHTS // parts and f"{4 * held / 1e9:.1f}" == told
+        assert page.gigabytes(config) == held / 1e9
+
+
+def test_the_program_of_the_large_model_has_no_whole_stack(page):
+    """Its outputs are one eighth, and no value has as many elements as a stack or one layer."""
+    ms.assert_no_full_copy(page.program, abstract(page, page.large))
+    assert 0 <= ms.memory(page.program).outputs - 4 * WEIGHTS // 8 < 1024  # and a few pointers
+    message = attempt(
+        ms.assert_no_full_copy,
+        page.compiled(lambda: page.make_stack(page.copied)),
+        abstract(page, page.large),
+    )
+    assert message.startswith("AssertionError")
+
+
+def test_the_temporaries_of_the_large_model():
+    """For H100 and TPU v5e 0.1 GB beside 2.1 GB of weights."""
+    for compiler in ("gpu", "tpu"):
+        memory = stored_memory("init-large", compiler)
+        assert f"{memory.temporaries / 1e9:.1f}, {memory.outputs / 1e9:.1f}" == "0.1, 2.1"
+
+
+@compiled_for_cpu
+def test_for_cpu_no_array_of_the_large_program_is_larger_than_a_piece(page):
+    """4.3 GB of temporaries, and the largest array named in the program is one piece of a stack."""
+    temporaries = ms.memory(page.program).temporaries
+    assert temporaries < 2.001 * 4 * WEIGHTS // 8 and f"{temporaries / 1e9:.1f}" == "4.3"
+    shapes = re.findall(r"\w\[([\d,]+)\]", page.program.as_text())
+    assert max(math.prod(map(int, shape.split(","))) for shape in shapes) == WEIGHTS // 2 // 8
+
+
+def test_nothing_is_allocated(page):
+    """Counting bytes and compiling the large model make no array."""
+    before = len(jax.live_arrays())
+    page.gigabytes(page.large)
+    page.compiled(lambda: page.make_stack(page.large))
+    assert len(jax.live_arrays()) == before
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)

@@ -5,11 +5,17 @@ import inspect
 
 import pytest
 
-from many_devices import checkpoints, checks, helpers, logical, model, training
+from many_devices import checkpoints, checks, helpers, logical, model, stack, training
 from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
 SHOWN = [
+    ("01-mesh", helpers.put),
+    ("01-mesh", helpers.traffic),
+    ("03-init", stack.Config),
+    ("03-init", stack.Block),
+    ("03-init", stack.make_stack),
+    ("03-init", stack.run_stack),
     ("04-train", model.Config),
     ("04-train", model.Block),
     ("04-train", model.loss_of),
@@ -20,8 +26,6 @@ SHOWN = [
     ("04-train", training.shuffled),
     ("04-train", training.Run),
     ("04-train", training.sent_mb),
-    ("01-mesh", helpers.put),
-    ("01-mesh", helpers.traffic),
     ("02-variables", checks.misplaced),
     ("05-checkpoint", checkpoints.Run),
     ("05-checkpoint", checkpoints.make_run),
