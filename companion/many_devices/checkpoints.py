@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
+from many_devices.logical import mesh_of  # noqa: F401, chapter 5 shows it
 from many_devices.model import loss_of, strategies, tiny
 from many_devices.training import batch_of, make
 

@@ -193,3 +193,51 @@ def pictures(images_BI, notes, says):
         'width="480" style="max-width:100%;height:auto" fill="currentColor" '
         f'font-size="12" font-family="sans-serif">{"".join(drawn)}</svg>'
     )
+
+
+def restarts(processes, last):
+    """A row for each process: a bar of its steps, dots for the steps on disk, a cross if killed.
+
+    A process has `first`, the step it started with; `killed`, the step it was writing when it was
+    killed, or None; `complete` and `unfinished`, the steps that were then on disk.
+    """
+    left, unit, high = 76, 22, 34
+    middle, stroke = ' text-anchor="middle"', 'fill="none" stroke="currentColor"'
+
+    def x_of(step):
+        return left + unit * step
+
+    drawn = ['<text x="0" y="12">step</text>']
+    for step in range(0, last + 1, 2):
+        drawn.append(f'<text x="{x_of(step)}" y="12"{middle}>{step}</text>')
+    for row, one in enumerate(processes):
+        y, end = 34 + high * row, last if one.killed is None else one.killed
+        drawn.append(f'<text x="0" y="{y + 4}">process {row + 1}</text>')
+        wide = unit * (end - one.first)
+        drawn.append(
+            f'<rect x="{x_of(one.first)}" y="{y - 4}" width="{wide}" height="8" opacity=".3"/>'
+        )
+        drawn += [f'<circle cx="{x_of(step)}" cy="{y}" r="5"/>' for step in one.complete]
+        drawn += [
+            f'<circle cx="{x_of(step)}" cy="{y}" r="9" stroke-dasharray="2 2" {stroke}/>'
+            for step in one.unfinished
+        ]
+        if one.killed is not None:
+            cross = f"M{x_of(end) - 5} {y - 5}l10 10m0 -10l-10 10"
+            drawn.append(f'<path d="{cross}" stroke-width="2" {stroke}/>')
+            if row + 1 < len(processes):
+                start = x_of(processes[row + 1].first)
+                arrow = f"M{start} {y + 8}v{high - 16}m-3 -5l3 5l3 -5"
+                drawn.append(f'<path d="{arrow}" {stroke}/>')
+    below = 34 + high * len(processes) - 16
+    says = "; ".join(
+        f"process {row + 1} starts with step {one.first}, then on disk {one.complete}"
+        + ("" if one.killed is None else f", killed while it wrote step {one.killed}")
+        for row, one in enumerate(processes)
+    )
+    return HTML(
+        f'<svg role="img" aria-label="{escape(says)}" width="480" '
+        f'viewBox="0 0 360 {below}" font-size="12" fill="currentColor" '
+        'style="max-width:100%;height:auto" font-family="sans-serif">'
+        f"{''.join(drawn)}</svg>"
+    )

@@ -1,97 +1,115 @@
-"""The program of "Kill a training" is killed, often while it saves, and must lose nothing.
+"""Chapter 5's loop, which "Kill a training run" kills, is killed often here and must lose nothing.
 
-The program is the page's own, put together from its cells as the page does it. Each life of it
-is a process that gets SIGKILL. In the end the run must have exactly the state of one that was never
-killed. Wrong ways to restart are planted, to see that this test can fail.
+The program trains with `many_devices.checkpoints.train_until`, which chapter 5 shows. It runs in
+processes that get SIGKILL, often while they save. In the end the run must have exactly the state of one
+that was never killed. Wrong ways to restart are planted, to see that this test can fail.
 
-Ten kills, a minute on two cores; every night twenty-four. `pytest -m "not kills"` leaves it out.
+Ten kills, two minutes on two cores; every night twenty-four. `pytest -m "not kills"` leaves it out.
 """
-import ast
+
 import concurrent.futures
+import inspect
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from bookkit.model.chapter import by_name
+from many_devices import checkpoints
 
-pytestmark = pytest.mark.kills  # the code of the page
+pytestmark = pytest.mark.kills
 
 LAST = 40  # steps of training; every second one is saved
 KILLS = int(os.environ.get("CHECKPOINT_KILLS", "5"))  # in each of two runs; every night, twelve
 WHILE_SAVING = KILLS - 2 * (KILLS // 5)  # of these, aimed at a save
 SEED = 5
 
+CACHE = tempfile.TemporaryDirectory()  # of compiled programs, for all processes
+PROGRAM = """
+import sys
+from pathlib import Path
+import jax
+from flax import nnx
+from many_devices import checkpoints
+from many_devices.checkpoints import *
+
+{replaced}
+
+folder, last = Path(sys.argv[1]), int(sys.argv[2])
+checkpoints.train_until(last, folder, mesh_of(2, 4))
+print("done", flush=True)
+"""
 COMPARE = """
-one, two = (ocp.load(path, layer_target) for path in sys.argv[1:])
-print(same(one, two))
+import sys
+import jax
+import numpy as np
+from flax import nnx
+from many_devices.checkpoints import mesh_of, restore
+
+def bits(leaf):
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
+
+one, two = (jax.tree.leaves(nnx.state(restore(path, mesh_of(2, 4)))) for path in sys.argv[1:])
+print(len(one) > 20 and list(map(bits, one)) == list(map(bits, two)))
 """
 # Restarts that people write: the newest directory, whatever its name; new moments; a new key.
 WRONG = {
     "newest directory": """
-def start(saver):
+def start(saver, mesh):
     number = lambda path: int(path.name.split(".")[0])
     newest = max(saver.directory.iterdir(), key=number)
-    return number(newest), nnx.merge(layer_graphdef, ocp.load(newest, layer_target))
+    return number(newest), restore(newest, mesh)
 """,
     "fresh optimizer": """
-def start(saver):
-    model, _, rngs = nnx.merge(layer_graphdef, saver.load(abstract_state=layer_target))
-    return saver.latest.step, (model, jax.jit(new_layer)()[1], rngs)
+def start(saver, mesh):
+    newest = restore(saver.directory / str(saver.latest.step), mesh)
+    with jax.set_mesh(mesh):
+        return saver.latest.step, newest._replace(optimizer=jax.jit(make_run)().optimizer)
 """,
     "fresh key": """
-def start(saver):
-    model, optimizer, _ = nnx.merge(layer_graphdef, saver.load(abstract_state=layer_target))
-    return saver.latest.step, (model, optimizer, jax.jit(new_layer)()[2])
+def start(saver, mesh):
+    newest = restore(saver.directory / str(saver.latest.step), mesh)
+    with jax.set_mesh(mesh):
+        return saver.latest.step, newest._replace(rngs=jax.jit(make_run)().rngs)
 """,
 }
 
 
-def cell(slug):
-    found = by_name()["restarts"].named(slug)
-    assert found, f"the page has no cell id-{slug}, which holds a part of its program"
-    return found.source
-
-
-def functions(source):
-    """What a source defines: {name: source}."""
-    return {node.name: ast.get_source_segment(source, node) for node in ast.parse(source).body
-            if isinstance(node, ast.FunctionDef)}
-
-
-def parts():
-    """The parts of the page's program: {name: source}, two strings and three functions."""
-    strings = {node.targets[0].id: node.value.value for node in ast.parse(cell("program")).body
-               if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)}
-    return strings | functions(cell("policies")) | functions(cell("loop"))
-
-
-def program(path, start=None):
-    taught = parts()
+def program(path, start=""):
+    """Write the program; with another `start`, which finds what the kill left on disk."""
     if start:
-        taught["start"] = start
-        # the wrong restart finds what the kill left
-        taught["open_series"] = taught["open_series"].replace("cleanup_tmp_directories=True",
-                                                              "cleanup_tmp_directories=False")
-        assert taught["open_series"] != parts()["open_series"]
-    names = "imports_and_layer", "open_series", "start", "survive", "call"
-    path.write_text("\n\n".join(taught[name] for name in names)
-                    + "    print('done', flush=True)\n")
+        right = inspect.getsource(checkpoints.open_series)
+        left = right.replace("cleanup_tmp_directories=True", "cleanup_tmp_directories=False")
+        assert left != right
+        start += f"\n{left}\ncheckpoints.start, checkpoints.open_series = start, open_series"
+    path.write_text(PROGRAM.format(replaced=start))
     return path
 
 
 def command(script, *arguments):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8",
-                   "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "JAX_COMPILATION_CACHE_DIR": CACHE.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     environment.pop("XLA_FLAGS", None)
-    return dict(args=[sys.executable, str(script), *map(str, arguments)], env=environment,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return dict(
+        args=[sys.executable, str(script), *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def complete(folder):
@@ -119,13 +137,14 @@ def live(script, folder, when=None, pause=0.0, saves=0):
     first = None
     try:
         if when != "starting":
-            line = process.stdout.readline().strip()
-            first = int(line) if line.isdigit() else None
+            words = process.stdout.readline().split()  # "starts with step 0"
+            first = int(words[-1]) if words else None
         if when == "saving":
             # Leftovers were swept away before the first line was printed: what is there is new.
             past = (first or 0) + 2 * saves
-            while process.poll() is None and not any(step(path) > past
-                                                     for path in temporary(folder)):
+            while process.poll() is None and not any(
+                step(path) > past for path in temporary(folder)
+            ):
                 time.sleep(0.0005)
         if when:
             time.sleep(pause)
@@ -149,8 +168,11 @@ def kill_often(script, folder, seed):
     records = []
     for when in plan:
         before = complete(folder) if folder.exists() else []
-        pause = {"saving": rng.choice([0, 0, 0.01, 0.03]), "training": rng.uniform(0, 0.8),
-                 "starting": rng.uniform(0.5, 4)}[when]
+        pause = {
+            "saving": rng.choice([0, 0, 0.01, 0.03]),
+            "training": rng.uniform(0, 0.8),
+            "starting": rng.uniform(0.5, 4),
+        }[when]
         record = live(script, folder, when, pause, rng.randrange(3))
         record |= {"when": when, "before": before}
         records.append(record)
@@ -170,18 +192,19 @@ def runs(tmp_path_factory):
     script = program(root / "train.py")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         never = pool.submit(live, script, root / "never")
-        killed = [pool.submit(kill_often, script, root / f"killed{seed}", seed)
-                  for seed in (SEED, SEED + 1)]
+        killed = [
+            pool.submit(kill_often, script, root / f"killed{seed}", seed)
+            for seed in (SEED, SEED + 1)
+        ]
         never, killed = never.result(), [one.result() for one in killed]
     assert never["ended"], never["error"]
     return {"root": root, "torn": root / f"torn{SEED}", "killed": killed}
 
 
 def equal(root, one, two):
-    taught = functions(cell("survived"))
+    """Whether step 40 of two runs has the same bits."""
     script = root / "compare.py"
-    script.write_text("\n\n".join([parts()["imports_and_layer"], "import numpy as np",
-                                   taught["bits"], taught["same"], COMPARE]))
+    script.write_text(COMPARE)
     result = subprocess.run(**command(script, one / str(LAST), two / str(LAST)), check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip() == "True"
@@ -246,15 +269,19 @@ with ocp.training.Checkpointer(sys.argv[1]) as saver:
 
 
 def test_a_full_disk_leaves_the_last_complete_step(tmp_path):
-    """Chapter 5 limits the size of files instead: this is the same with a file system of 8 MB."""
+    """As `full_disk.py`, which limits the size of files, but with a file system of 8 MB."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "full.py").write_text(FULL)
     mount = f"mount -t tmpfs -o size=8m none {tmp_path}/disk"
-    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "sh", "-c", mount],
-                                                     capture_output=True).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode
+    ):
         pytest.skip("no small file system can be mounted here: unshare is missing or not allowed")
     inner = f'{mount} && exec "$0" {tmp_path}/full.py {tmp_path}/disk'
     call = command(tmp_path / "full.py")
-    result = subprocess.run(**{**call, "args": ["unshare", "-rm", "sh", "-c", inner, sys.executable]})
+    result = subprocess.run(
+        **{**call, "args": ["unshare", "-rm", "sh", "-c", inner, sys.executable]}
+    )
     assert "No space left on device" in result.stdout, result.stderr
     assert result.stdout.strip().endswith("0 28.0")
