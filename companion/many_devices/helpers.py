@@ -1,8 +1,11 @@
-"""Small helpers of plain JAX that several pages use, each shown on the page that introduces it."""
+"""Small helpers that several pages use. Those of plain JAX are shown on the page that introduces them."""
 
 import contextlib
 import io
+import logging
+import sys
 import textwrap
+import warnings
 
 import jax
 
@@ -34,3 +37,10 @@ def attempt(function, *inputs):
         paragraph = message.split("\n\n")[0]
         return textwrap.fill(f"{type(error).__name__}: {paragraph}", 88)
     raise AssertionError("nothing was raised")
+
+
+def silence_orbax():
+    """Let a failed load or save show its error once: Orbax's log and its threads repeat it."""
+    logging.disable()
+    sys.unraisablehook = lambda unraisable: None
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")
