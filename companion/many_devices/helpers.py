@@ -1,4 +1,4 @@
-"""Small helpers that several pages use. Those of plain JAX are shown on the page that introduces them."""
+"""Small helpers for several pages; those of plain JAX are shown on the page that introduces them."""
 
 import contextlib
 import io
