@@ -1,7 +1,8 @@
-"""Flax's common layers, each with the annotation that is usual for tensor parallelism.
+"""Flax's common layers, annotated for tensor parallelism, for FSDP, or for both.
 
     python examples/annotate_common_layers.py                         on the devices JAX finds
     JAX_NUM_CPU_DEVICES=8 python examples/annotate_common_layers.py   on eight simulated ones
+    python examples/annotate_common_layers.py --fsdp                  sharded along `data` as well
 
 Copy the lines of the layers that you need. An annotation has one entry for each dimension of
 the weight: the mesh axis that shards it, or None for a dimension that stays whole. The program
@@ -10,6 +11,7 @@ prints where every weight went, and checks that sharding changed no number.
 
 from __future__ import annotations
 
+import argparse
 import math
 
 import jax
@@ -22,31 +24,61 @@ def along(*names):
     return {"out_sharding": names}
 
 
-# The metadata of a weight on a line of its own, to be copied:
-# fmt: off
-def common_layers(rngs, D=64, F=256, H=8, V=512):
+def common_layers(rngs, fsdp=None, tensor="model", D=64, F=256, H=8, V=512):
     """D: width, F: hidden width, H: heads, V: vocabulary."""
     return {
-        "up": nnx.Linear(D, F, rngs=rngs, kernel_metadata=along(None, "model"),
-                         bias_metadata=along("model")),
-        "down": nnx.Linear(F, D, rngs=rngs, kernel_metadata=along("model", None),
-                           bias_metadata=along(None)),
-        "embed": nnx.Embed(V, D, rngs=rngs, embedding_metadata=along("model", None)),
-        "heads": nnx.Einsum("BD,DHC->BHC", (D, H, D // H), rngs=rngs,
-                            kernel_metadata=along(None, "model", None)),
-        "patches": nnx.Conv(3, D, (4, 4), rngs=rngs, bias_metadata=along("model"),
-                            kernel_metadata=along(None, None, None, "model")),
+        "up": nnx.Linear(
+            D,
+            F,
+            kernel_metadata=along(fsdp, tensor),
+            bias_metadata=along(tensor),
+            rngs=rngs,
+        ),
+        "down": nnx.Linear(
+            F,
+            D,
+            kernel_metadata=along(tensor, fsdp),
+            bias_metadata=along(None),
+            rngs=rngs,
+        ),
         "attend": nnx.MultiHeadAttention(
-            H, D, decode=False, rngs=rngs,
-            kernel_metadata=along(None, "model", None),
-            bias_metadata=along("model", None),
-            out_kernel_metadata=along("model", None, None),
-            out_bias_metadata=along(None)),
-        "norm": nnx.RMSNorm(D, rngs=rngs, scale_metadata=along(None)),
+            num_heads=H,
+            in_features=D,
+            kernel_metadata=along(fsdp, tensor, None),
+            bias_metadata=along(tensor, None),
+            out_kernel_metadata=along(tensor, None, fsdp),
+            out_bias_metadata=along(None),
+            decode=False,
+            rngs=rngs,
+        ),
+        "heads": nnx.Einsum(
+            "BD,DHC->BHC",
+            (D, H, D // H),
+            kernel_metadata=along(fsdp, tensor, None),  # D, H, C
+            rngs=rngs,
+        ),
+        "patches": nnx.Conv(
+            3,
+            D,
+            (4, 4),
+            kernel_metadata=along(None, None, None, fsdp or tensor),
+            bias_metadata=along(fsdp or tensor),
+            rngs=rngs,
+        ),
+        "embed": nnx.Embed(
+            V,
+            D,
+            embedding_metadata=along(tensor, fsdp),
+            rngs=rngs,
+        ),
+        "norm": nnx.RMSNorm(
+            D,
+            scale_metadata=along(None),
+            rngs=rngs,
+        ),
     }
 
 
-# fmt: on
 def every_device() -> jax.sharding.Mesh:
     """All devices as a mesh: up to four along `model`, the rest along `data`."""
     model = math.gcd(jax.device_count(), 4)
@@ -61,10 +93,10 @@ def weights(layers: dict[str, nnx.Module]):
             yield ".".join([name, *map(str, path)]), weight
 
 
-def main() -> None:
+def main(fsdp: str | None = None) -> None:
     mesh = every_device()
     with jax.set_mesh(mesh):  # an annotation is read where the layer is made
-        layers = common_layers(nnx.Rngs(0))
+        layers = common_layers(nnx.Rngs(0), fsdp)
     with nnx.use_eager_sharding(False):  # the same layers, whole, on the first device
         whole = dict(weights(common_layers(nnx.Rngs(0))))
 
@@ -77,4 +109,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--fsdp", action="store_const", const="data", help="shard along `data` as well"
+    )
+    main(parser.parse_args().fsdp)

@@ -1,4 +1,4 @@
-"""Every layer of the example lies as its annotation says, and computes what a plain one does."""
+"""Every layer of the example is sharded as annotated, and computes what a plain one does."""
 
 import math
 import re
@@ -14,11 +14,11 @@ import jax, numpy as np
 import annotate_common_layers as example
 from flax import nnx
 
-example.main()
+example.main(FSDP)
 print("---")
 mesh = example.every_device()
 with jax.set_mesh(mesh):
-    layers = example.common_layers(nnx.Rngs(0))
+    layers = example.common_layers(nnx.Rngs(0), FSDP)
 with nnx.use_eager_sharding(False):
     plain = example.common_layers(nnx.Rngs(0))
 
@@ -40,7 +40,7 @@ for name, value in inputs.items():
 
 @pytest.mark.parametrize("devices", DEVICES)
 def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
-    table, _, pieces = run(devices, PIECES).partition("---\n")
+    table, _, pieces = run(devices, "FSDP = None\n" + PIECES).partition("---\n")
     parts = math.gcd(devices, 4)
     lines = table.splitlines()
     assert lines[0] == f"{devices} devices: {{'data': {devices // parts}, 'model': {parts}}}"
@@ -65,6 +65,20 @@ def test_layers_lie_as_annotated_and_compute_what_plain_ones_do(run, devices):
         assert int(sizes[name]) == size // parts, name
     for name in ("down.bias", "attend.out.bias", "norm.scale"):
         assert int(sizes[name]) == 64, name
+
+
+def test_with_fsdp_the_large_weights_are_sharded_along_both_axes(run):
+    _, _, pieces = run(8, 'FSDP = "data"\n' + PIECES).partition("---\n")
+    sizes = {name: int(size) for name, size in map(str.split, pieces.splitlines())}
+    for name in ("up.kernel", "down.kernel", "embed.embedding"):
+        assert (
+            sizes[name]
+            == {"up": 64 * 256, "down": 256 * 64, "embed": 512 * 64}[name.split(".")[0]] // 8
+        )
+    for name in ("heads.kernel", "attend.query.kernel", "attend.out.kernel"):
+        assert sizes[name] == 64 * 64 // 8
+    assert sizes["patches.kernel"] == 48 * 64 // 2  # one large dimension: along data alone
+    assert sizes["up.bias"] == 256 // 4 and sizes["norm.scale"] == 64
 
 
 def test_the_page_on_layers_shows_these_very_functions():
