@@ -432,7 +432,7 @@ X_BYTES, W_BYTES = 4 * 16 * 96, 4 * 384 * 96  # the batch of 16 rows, the weight
 @functools.cache
 def moved(page, way, axis_type, B):
     """Kinds and payloads of a step, compiled here."""
-    return [(move.kind, move.payload_bytes) for move in page.compiled(way, axis_type, B)]
+    return [(move.kind, move.payload_bytes) for move in page.moves_of(way, axis_type, B)]
 
 
 GATHERED_AND_SUMMED = [("all-gather", W_BYTES), ("all-reduce", W_BYTES)]
@@ -451,7 +451,7 @@ def test_in_auto_mode_the_batch_size_decides_what_is_gathered(page):
 
 def test_in_explicit_mode_the_step_raises_until_it_says_what_is_gathered(page):
     """As it is, the step would have data twice in its product."""
-    said = message(page.compiled, page.auto_step, AxisType.Explicit, 2048)
+    said = message(page.moves_of, page.auto_step, AxisType.Explicit, 2048)
     assert "illegally sharded" in said
 
 
@@ -472,7 +472,7 @@ def test_a_resharded_batch_is_gathered_at_every_size(page, B):
     def gathers_the_batch(w_FD, x_BD):
         return page.step_with(page.not_gathered, w_FD, jax.reshard(x_BD, P(None, None)))
 
-    found = page.compiled(gathers_the_batch, AxisType.Explicit, B)
+    found = page.moves_of(gathers_the_batch, AxisType.Explicit, B)
     assert [(move.kind, move.payload_bytes) for move in found] == [("all-gather", 4 * B * 96)]
 
 
@@ -484,7 +484,7 @@ def test_a_constraint_gathers_the_weight_in_auto_mode(page):
         return jax.lax.with_sharding_constraint(w_FD, P(None, None))
 
     step = functools.partial(page.step_with, constrained)
-    found = page.compiled(step, AxisType.Auto, 16)
+    found = page.moves_of(step, AxisType.Auto, 16)
     assert [(move.kind, move.payload_bytes) for move in found] == GATHERED_AND_SUMMED
 
 
@@ -505,7 +505,7 @@ def test_the_compilers_for_h100_and_tpu_scatter_in_all_three_modes(page):
 def test_the_stored_steps_are_those_of_the_page(page):
     """Compiled here, the four steps of the printed table send what was stored for CPU."""
     for name, *how in page.by_mode.values():
-        here = sorted((m.kind, m.dtype, m.wire_bytes) for m in page.compiled(*how))
+        here = sorted((m.kind, m.dtype, m.wire_bytes) for m in page.moves_of(*how))
         assert here == sorted(stored_moves(name, "cpu"))
 
 
