@@ -279,6 +279,84 @@ def test_batch_dimensions_that_are_sharded_along_different_axes_raise(page):
     assert said.startswith("ShardingTypeError: dot_general requires lhs batch")
 
 
+# Forbid communication while tracing
+
+with_the_guard = pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="JAX before 0.12")
+FORBIDDEN = "ForbiddenCollectiveError: Collective across axis 'model' is forbidden"
+LOSES_MODEL = {
+    "sum": lambda x, w: x.sum(1),
+    "argmax": lambda x, w: x.argmax(1),
+    "product": lambda x, w: jnp.dot(x, w, out_sharding=P("data", None)),
+    "reshard": lambda x, w: jax.reshard(x, P("data", None)),
+    "lookup": lambda x, w: w.at[np.arange(8)].get(out_sharding=P("data", None)),
+}
+KEEPS_MODEL = {
+    "slice": (lambda x: x[:, :32], {"collective-permute"}),
+    "join": (lambda x: jnp.concatenate([x, x], 1), {"all-to-all"}),
+    "merge": (lambda x: x.reshape(1024), {"all-to-all"}),
+    "tanh": (lambda x: jnp.tanh(x), set()),
+}
+
+
+@with_the_guard
+@pytest.mark.parametrize("name", LOSES_MODEL)
+def test_no_collectives_raises_where_a_result_loses_the_axis(page, name):
+    """A sum, an argmax, a product over a sharded dimension, a reshard to whole and a lookup raise."""
+    w = on(page, (64, 32), "model", None)
+
+    def guarded(x, w):
+        with jax.sharding.no_collectives({"model"}):
+            return LOSES_MODEL[name](x, w)
+
+    type_of(LOSES_MODEL[name], page.x_BD, w)
+    assert message(jax.eval_shape, guarded, page.x_BD, w).startswith(FORBIDDEN)
+
+
+@with_the_guard
+@compiled_for_cpu
+@pytest.mark.parametrize("name", KEEPS_MODEL)
+def test_no_collectives_does_not_see_pieces_that_move(page, name):
+    """A slice, a join and a merge along the axis pass, and communicate, as compiled for CPU."""
+    function, kinds = KEEPS_MODEL[name]
+
+    def guarded(x):
+        with jax.sharding.no_collectives({"model"}):
+            return function(x)
+
+    assert traffic(guarded, page.x_BD, mesh=page.mesh).kinds == kinds
+
+
+@with_the_guard
+def test_no_collectives_along_another_axis_says_nothing(page):
+    """Only the axes that it names are forbidden."""
+
+    def guarded(x):
+        with jax.sharding.no_collectives({"data"}):
+            return x.argmax(1)
+
+    assert type_of(guarded, page.x_BD) == "int32[16@data]"
+
+
+@with_the_guard
+def test_in_manual_code_no_collectives_raises_and_in_auto_mode_it_is_silent(page):
+    """A psum inside shard_map raises; on Auto axes a sum passes, and is an all-reduce."""
+    auto = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def guarded(x):
+        with jax.sharding.no_collectives({"model"}):
+            return x.sum(1)
+
+    def by_hand(x_block):
+        with jax.sharding.no_collectives({"model"}):
+            return jax.lax.psum(x_block.sum(1), "model")
+
+    with jax.set_mesh(auto):
+        x = put(page.x_host, auto, "data", "model")
+        assert "all-reduce" in traffic(guarded, x, mesh=auto).kinds
+        mapped = jax.shard_map(by_hand, in_specs=P("data", "model"), out_specs=P("data"))
+        assert message(jax.eval_shape, mapped, x).startswith("ForbiddenCollectiveError")
+
+
 def test_the_collectives_are_read_from_the_program(page):
     """price returns the kinds of the compiled program."""
     program = jax.jit(page.product).lower(*page.on_both).compile()
