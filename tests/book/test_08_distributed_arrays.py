@@ -379,6 +379,17 @@ def test_if_one_operand_is_whole_the_sharding_of_the_other_wins(page):
         assert total.sharding.is_equivalent_to(page.x_BD.sharding, 2)
 
 
+@compiled_for_cpu
+def test_if_both_would_use_one_axis_the_second_operand_gives_way(page):
+    """Rows and columns along data: the sum is sharded like the first, in either order."""
+    columns_BD = put(page.x_host, page.mesh, None, "data")
+    assert columns_BD.addressable_shards[0].data.shape == (64, 32)
+    for first, second in [(page.rows_BD, columns_BD), (columns_BD, page.rows_BD)]:
+        total = first + second
+        assert total.sharding.is_equivalent_to(first.sharding, 2)
+        np.testing.assert_array_equal(total, page.x_host + page.x_host)
+
+
 def test_a_constraint_repairs_the_sum_and_no_device_makes_a_whole_matrix(page):
     """The pinned sum is sharded as x, and its program has no full copy."""
     program = jax.jit(page.pinned_sum).lower(page.x_BD, page.swapped_BD).compile()
