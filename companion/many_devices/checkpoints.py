@@ -1,6 +1,11 @@
 """Chapter 5: a training run that is saved while it trains, and resumes on any mesh."""
 
+import contextlib
 import functools
+import gc
+import logging
+import sys
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -101,3 +106,22 @@ def train_until(last, folder, mesh):
             number += 1  # steps taken so far
             saver.save_async(number, nnx.state(run), force=number == last)
     return run, losses
+
+
+@contextlib.contextmanager
+def quiet_orbax():
+    """Inside, the error of a failed save or load is raised, and not printed as well.
+
+    Orbax also logs it, and coroutines that it left behind repeat it when they are deleted.
+    """
+    hook, level = sys.unraisablehook, logging.root.manager.disable
+    sys.unraisablehook = lambda unraisable: None
+    logging.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+            yield
+            gc.collect()
+    finally:
+        logging.disable(level)
+        sys.unraisablehook = hook
