@@ -6,9 +6,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.experimental.sparse import BCOO
 from jax.sharding import AxisType, Mesh
 
-from many_devices.helpers import put
+from many_devices.helpers import put, traffic
+from pages import compiled_for_cpu
 from printed import assert_raised, quoted_in_headings, run_and_read, said
 
 PAGE = "messages-types"
@@ -551,6 +553,7 @@ TABLE = {  # words of the table: the functions of their row
     "on sharded dims where out dim": {
         "x[0]": lambda x, v: jax.jit(lambda x: x[0])(x),
         "diff": lambda x, v: jax.jit(jnp.diff)(v),
+        "pad": lambda x, v: jnp.pad(v, (1, 0)),
         "split": lambda x, v: jax.jit(lambda x: jnp.split(x, 8))(x),
         "associative_scan": lambda x, v: jax.jit(lambda x: jax.lax.associative_scan(jnp.add, x))(x),
     },
@@ -582,6 +585,28 @@ def test_the_table_says_what_each_function_raises_along_a_sharded_dimension(page
     assert words in said(TABLE[words][name], page.x_BD, v_B)
 
 
+@compiled_for_cpu
+def test_what_asks_nothing_communicates_unless_a_pad_is_the_same_at_both_ends(page):
+    """Each of the functions moves something, and a pad only if its ends differ; a roll that is
+    handed to the compiler is an exchange between neighbours."""
+    for function in (
+        lambda x: x.sum(0),
+        lambda x: x.max(0),
+        lambda x: jnp.argmax(x, 0),
+        lambda x: x.var(0),
+        lambda x: jax.nn.logsumexp(x, 0),
+        lambda x: jax.nn.softmax(x, 0),
+        lambda x: jnp.fft.fft(x, axis=0),
+        lambda x: jnp.flip(x, 0),
+        lambda x: jnp.pad(x, ((2, 0), (0, 0))),
+    ):
+        assert traffic(function, page.x_BD, mesh=page.mesh).kinds
+    both_ends = traffic(lambda x: jnp.pad(x, ((1, 1), (0, 0))), page.x_BD, mesh=page.mesh)
+    assert not both_ends.kinds
+    roll = jax.sharding.auto_axes(page.roll, out_sharding=P("data", None))
+    assert traffic(roll, page.x_BD, mesh=page.mesh).kinds == {"collective-permute"}
+
+
 def test_these_ask_nothing_along_a_sharded_dimension(page):
     """sum, max, argmax, var, logsumexp, softmax, fft, flip and pad give NumPy's values."""
     x_BD, host = page.x_BD, np.asarray(page.x_BD)
@@ -597,6 +622,20 @@ def test_these_ask_nothing_along_a_sharded_dimension(page):
         (jnp.pad(x_BD, ((1, 1), (0, 0))), np.pad(host, ((1, 1), (0, 0)))),
     ]:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_what_calls_nonzero_raises_its_message(page):
+    """argwhere, flatnonzero, where with one argument and BCOO.fromdense raise as nonzero does."""
+    mask_B = page.loss_B > 4
+    for function in (
+        lambda: jnp.nonzero(mask_B, size=3),
+        lambda: jnp.argwhere(mask_B, size=3),
+        lambda: jnp.flatnonzero(mask_B, size=3),
+        lambda: jnp.where(mask_B, size=3),
+        lambda: BCOO.fromdense(page.loss_B, nse=8),
+    ):
+        raised = said(function)
+        assert any(words in raised for words in ("nonzero over sharded axes", "cumsum")), raised
 
 
 def test_a_whole_mask_has_positions_and_where_needs_none(page):
@@ -624,11 +663,13 @@ def test_which_factorisations_accept_a_sharded_batch(page):
     assert "Mapped away dimension of inputs" in said(jnp.linalg.inv, page.batch_BXX)
 
 
-@pytest.mark.parametrize("name", ["inv", "det", "qr", "svd", "eig"])
+@pytest.mark.parametrize("name", ["inv", "det", "qr", "svd", "eig", "schur"])
 def test_factorisations_of_one_sharded_matrix_say_the_first_words(page, name):
-    """lu, inside inv and det, qr, svd and eig want the whole matrix."""
+    """lu, inside inv, det and solve, qr, svd, eig and schur want the whole matrix."""
     words = "must be unsharded on non-batch dimensions"
-    assert words in said(getattr(jnp.linalg, name), page.matrix_BB)
+    function = getattr(jnp.linalg, name, None) or getattr(jax.scipy.linalg, name)
+    assert words in said(function, page.matrix_BB)
+    assert words in said(jnp.linalg.solve, page.matrix_BB, page.b_B)
 
 
 @pytest.mark.parametrize("name", ["cholesky", "eigh"])
