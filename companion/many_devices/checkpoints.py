@@ -5,6 +5,7 @@ import functools
 import gc
 import logging
 import sys
+import textwrap
 import warnings
 from typing import NamedTuple
 
@@ -125,3 +126,14 @@ def quiet_orbax():
     finally:
         logging.disable(level)
         sys.unraisablehook = hook
+
+
+def message_of(function, *inputs):
+    """The error that function(*inputs) raises, line by line; no error is a mistake."""
+    try:
+        with quiet_orbax():
+            function(*inputs)
+    except Exception as error:
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        return "\n".join(textwrap.fill(line, 88, subsequent_indent="      ") for line in lines)
+    raise AssertionError("nothing was raised")
