@@ -96,10 +96,11 @@ def make(devices, fsdp):
 
 def init_sharded(mesh, fsdp):
     """A new model on the mesh; each device creates only what it stores."""
-    make_model = partial(make, mesh.size, fsdp)
-    specs = nnx.get_partition_spec(jax.eval_shape(make_model))
+    shapes = jax.eval_shape(partial(make, mesh.size, fsdp))
+    specs = nnx.get_partition_spec(shapes)
     shardings = jax.tree.map(partial(jax.NamedSharding, mesh), specs)
-    return jax.jit(make_model, out_shardings=shardings)()
+    constructor = jax.jit(make, static_argnums=(0, 1), out_shardings=shardings)
+    return constructor(mesh.size, fsdp)
 
 
 def global_norm(gradient):
