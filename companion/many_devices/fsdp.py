@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -45,6 +46,18 @@ def gather(module):
         return isinstance(x, nnx.Variable)
 
     return jax.tree.map(gather_weight, module, is_leaf=is_weight)
+
+
+def global_norm(gradient):
+    """The norm of all gradients together, inside shard_map."""
+    sharded, whole = 0.0, 0.0
+    for _, weight in nnx.to_flat_state(nnx.state(gradient)):
+        square = jnp.sum(weight[...] ** 2)
+        if "data" in weight.out_sharding:
+            sharded += square  # other devices have the rest
+        else:
+            whole += square  # the same on all devices
+    return jnp.sqrt(whole + jax.lax.psum(sharded, "data"))
 
 
 ddp = Strategy(8, 1, pin=False)

@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from many_devices import checkpoints, checks, helpers, logical, model, stack, training
+from many_devices import checkpoints, checks, fsdp, helpers, logical, model, stack, training
 from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
@@ -54,6 +54,9 @@ SHOWN = [
     ("06-logical-axes", logical.make),
     ("06-logical-axes", logical.step),
     ("07-explicit", helpers.type_of),
+    ("09-fsdp", fsdp.fsdp_spec),
+    ("09-fsdp", fsdp.gather),
+    ("09-fsdp", fsdp.global_norm),
 ]
 
 
