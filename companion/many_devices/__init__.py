@@ -19,6 +19,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `checkpoints` | a training run that is saved while it trains, and resumes | chapter 5 |
 | `logical` | the table of logical axes, and a transformer that uses it | chapter 6 |
 | `processes` | start a program as several processes | chapter 11 |
+| `fsdp` | chapter 9's specs and gather, for the model of chapter 4 | chapter 9 |
 | `plain_fsdp` | FSDP of two matrices in plain JAX | chapters 9 and 11 |
 | `compiled` | what the compilers for TPU and GPU made of the book's programs | fsdp-bytes |
 | `draw` | bars, curves and digits as inline SVG | |
