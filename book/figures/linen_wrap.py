@@ -1,4 +1,4 @@
-"""Figure: a Linen module that is wrapped; `cut` and `gather` stand between it and what is stored.
+"""Figure: a Linen module that is wrapped; `shard` and `gather` stand between it and what is stored.
 
 A kernel of 256 × 256 numbers on eight devices, as on the page for Linen.
 """
@@ -31,7 +31,7 @@ def draw():
     piece = kept(f"{SIZE // N} × {SIZE}")
     parts.append(text(RIGHT + SIDE / 2, bottom + 17, piece, 12, "middle"))
     start, end = LEFT + SIDE + 10, RIGHT - 24
-    ways = [(middle - 22, "cut", "init", True), (middle + 34, "gather", "apply", False)]
+    ways = [(middle - 22, "shard", "init", True), (middle + 34, "gather", "apply", False)]
     for y, name, verb, right in ways:
         parts.append(arrow(start, y, end, y) if right else arrow(end, y, start, y))
         at = (start + end) / 2
@@ -40,7 +40,7 @@ def draw():
     says = (
         f"A kernel of {SIZE} by {SIZE} numbers. On the left, in the module, each device sees it "
         f"whole. On the right it is stored as eight pieces of {SIZE // N} by {SIZE}, one on each "
-        "device. An arrow from left to right: in init, cut. An arrow back: in apply, gather."
+        "device. An arrow from left to right: in init, shard. An arrow back: in apply, gather."
     )
     return {"linen_wrap": figure(360, bottom + 26, says, parts)}
 
