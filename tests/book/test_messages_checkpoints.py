@@ -304,12 +304,15 @@ def random_numbers():
     return {"w": np.random.default_rng(0).normal(size=(64, 64))}
 
 
-def test_a_checkpointer_asks_at_the_next_save(page):
-    """A save in the background fails without an error, which the next save raises."""
-    saver = ocp.training.Checkpointer(new(page))
+def test_a_checkpointer_asks_when_it_next_saves_a_step(page):
+    """The error of a save in the background is raised by the next call that saves, and not by one
+    that its policy skips."""
+    every_second = ocp.training.save_decision_policies.FixedIntervalPolicy(2)
+    saver = ocp.training.Checkpointer(new(page), save_decision_policy=every_second)
     with nearly_full_disk():
         saver.save_async(0, random_numbers())  # no error
-        assert "too large" in said(saver.save_async, 1, random_numbers())
+        assert saver.save_async(1, random_numbers()) is None  # skipped
+        assert "too large" in said(saver.save_async, 2, random_numbers())
     with contextlib.suppress(Exception):
         saver.close()
 

@@ -93,7 +93,7 @@ def test_a_donated_array_is_deleted_and_so_is_what_device_put_did_not_copy(page)
 
 def test_under_the_old_name_is_the_result_and_the_copy_is_as_before(page):
     """The weights are 0.1 less than the copy in host memory."""
-    now = page.after("deleted-mended")
+    now = page.after("deleted-fixed")
     np.testing.assert_allclose(now.w_BD, page.x_BD - 0.1, rtol=1e-6)
     np.testing.assert_array_equal(now.before, page.x_BD)
 
@@ -177,7 +177,7 @@ def test_one_array_is_not_donated_twice(page):
 
 def test_with_an_array_for_each_name_both_are_donated(page):
     """Both are deleted, and the new state is right."""
-    now = page.after("donated-twice-mended")
+    now = page.after("donated-twice-fixed")
     assert all(array.is_deleted() for array in now.state.values())
     for leaf in now.new_state.values():
         np.testing.assert_array_equal(leaf, -page.x_BD)
@@ -237,7 +237,7 @@ def test_a_kernel_on_a_sharded_array_cannot_be_lowered_for_tpu(page):
 
 def test_in_shard_map_each_device_calls_the_kernel_on_its_block(page):
     """There is one custom call, on blocks of 8 × 128."""
-    text = page.after("mosaic-mended").text
+    text = page.after("mosaic-fixed").text
     (call,) = [line for line in text.splitlines() if "@tpu_custom_call" in line]
     assert "tensor<8x128xf32>" in call and "tensor<16x128xf32>" not in call
 
@@ -265,13 +265,13 @@ def test_a_program_accepts_only_the_shardings_for_which_it_was_compiled(page):
     assert "was compiled for input shardings that disagree with the shardings" in raised
     assert "Required sharding: SingleDeviceSharding" in raised
     columns_BD = put(page.x_BD, page.mesh, None, "data")
-    program = page.after("disagree-mended").program
+    program = page.after("disagree-fixed").program
     assert "disagree with the shardings of arguments" in said(program, columns_BD)
 
 
 def test_compiled_for_rows_it_takes_rows(page):
     """The result is -x, by rows."""
-    result_BD = page.after("disagree-mended").program(page.rows_BD)
+    result_BD = page.after("disagree-fixed").program(page.rows_BD)
     np.testing.assert_array_equal(result_BD, -page.x_BD)
     assert result_BD.sharding.is_equivalent_to(page.rows_BD.sharding, 2)
 

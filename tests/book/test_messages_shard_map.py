@@ -58,7 +58,7 @@ def test_a_mean_of_a_block_is_not_the_same_on_all_devices(page):
 
 def test_averaged_over_data_the_mean_is_numpys(page):
     """pmean gives 63.5."""
-    mean = page.after("replication-mended").mean
+    mean = page.after("replication-fixed").mean
     assert float(mean(page.x_BD)) == page.x_BD.mean() == 63.5
 
 
@@ -177,7 +177,7 @@ def test_collectives_work_inside_shard_map_only(page):
 def test_under_jit_the_mean_of_the_whole_and_under_shard_map_pmean_give_the_mean(page):
     """Both fixes give 63.5."""
     assert float(jax.jit(jnp.mean)(put(page.x_BD, page.mesh, "data"))) == 63.5
-    assert float(page.after("unbound-axis-mended").mean(page.x_BD)) == 63.5
+    assert float(page.after("unbound-axis-fixed").mean(page.x_BD)) == 63.5
 
 
 def test_seven_rows_on_two_devices_raise(page):
@@ -189,8 +189,8 @@ def test_seven_rows_on_two_devices_raise(page):
 
 def test_padded_rows_are_dropped_from_the_result(page):
     """Seven rows are doubled."""
-    np.testing.assert_array_equal(page.after("not-evenly-mended").doubled_BD, 2 * page.x_BD[:7])
-    assert page.after("not-evenly-mended").doubled_BD.shape == (7, 16)
+    np.testing.assert_array_equal(page.after("not-evenly-fixed").doubled_BD, 2 * page.x_BD[:7])
+    assert page.after("not-evenly-fixed").doubled_BD.shape == (7, 16)
 
 
 def test_a_scalar_cannot_be_joined_along_an_axis(page):
@@ -216,7 +216,7 @@ def test_one_spec_of_two_entries_does_not_fit_a_bias(page):
 
 def test_a_spec_for_each_argument_is_right(page):
     """The sum is NumPy's, and a device has a quarter of the bias."""
-    add_bias = page.after("spec-too-long-mended").add_bias
+    add_bias = page.after("spec-too-long-fixed").add_bias
     np.testing.assert_array_equal(add_bias(page.x_BD, page.b_D), page.x_BD + page.b_D)
 
 
@@ -293,7 +293,7 @@ def test_two_meshes_raise_and_so_does_shard_map_inside_shard_map(page):
 
 def test_without_mesh_the_context_decides(page):
     """Eight devices have a row each."""
-    doubled_BD = page.after("context-mesh-mended").doubled_BD
+    doubled_BD = page.after("context-mesh-fixed").doubled_BD
     np.testing.assert_array_equal(doubled_BD, 2 * page.x_BD)
     assert doubled_BD.sharding.mesh.shape == {"data": 8}
     assert doubled_BD.addressable_shards[0].data.shape == (1, 16)
@@ -340,7 +340,7 @@ def test_in_explicit_mode_in_specs_are_checked_and_move_nothing(page):
 
 def test_resharded_it_needs_no_in_specs(page):
     """The result has the type that out_specs says, and is right."""
-    doubled_BD = page.after("other-specs-mended").doubled_BD
+    doubled_BD = page.after("other-specs-fixed").doubled_BD
     assert str(jax.typeof(doubled_BD)) == "float32[8@data,16]"
     np.testing.assert_array_equal(doubled_BD, 2 * page.x_BD)
 
