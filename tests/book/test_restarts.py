@@ -128,6 +128,15 @@ def test_renamed_it_counts_as_complete_whether_or_not_everything_is_in_it(killed
 # Preemption
 
 
+def test_a_program_that_catches_sigterm_saves_the_step_that_it_has_reached(page):
+    """It ends by itself, long before its last step, and nothing unfinished is left."""
+    assert page.warned.returncode == 0 and 1 <= page.stopped < 100
+    steps = [int(name) for name in page.on_disk]  # a temporary name is not a number
+    assert max(steps) == page.stopped
+    run = page.restore(page.disk / "warned" / str(page.stopped), page.mesh)
+    assert run.optimizer.step[...] == page.stopped
+
+
 @pytest.fixture
 def warned(monkeypatch):
     """As if SIGTERM had come, where jax.distributed runs."""
