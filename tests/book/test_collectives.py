@@ -115,7 +115,7 @@ def test_the_reduce_scatter_of_the_small_table_sends_12_bytes(page):
 
 def kinds_and_bytes(page):
     found = {}
-    for function, x in page.programs.items():
+    for function, x in page.inputs.items():
         (move,) = traffic(function, x, mesh=page.mesh)
         found[move.kind] = move.wire_bytes
         assert move.axes == ("X",)
@@ -180,7 +180,7 @@ def backward(page, function, x):
 def test_the_gradient_of_each_sends_as_much_as_it_does(page, name, kind):
     """A scatter becomes a gather, a gather a scatter, and the other two their own kind."""
     function = getattr(page, name)
-    x = page.programs[function]
+    x = page.inputs[function]
     (move,) = backward(page, function, x)
     (forward,) = traffic(function, x, mesh=page.mesh)
     assert move.kind == kind and move.wire_bytes == forward.wire_bytes
