@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv site test serve live figures sync lint faults kills processes launchers po \
-	translations colab second-compiler linkcheck upgrade publish-as release-ref hooks clean
+	translations second-compiler linkcheck upgrade publish-as release-ref hooks clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,7 +70,7 @@ live: venv ## rebuild and reload pages as files are saved (LANGUAGE=zh_TW for Ch
 figures: venv ## draw the figures whose program, or what it reads, changed
 	@$(RUN) bookkit figures
 
-sync: venv ## write notebooks/ and shared cells from book/
+sync: venv ## write notebooks/ and setup cells from book/
 	@$(RUN) bookkit sync
 
 lint: venv ## the rules of pages, ruff, mypy (as on Windows too), codespell, actionlint, zizmor
@@ -83,10 +83,8 @@ lint: venv ## the rules of pages, ruff, mypy (as on Windows too), codespell, act
 	$(RUN) bookkit second-compiler --check
 	bookkit/check_workflows.sh $(VENV)
 
-# The first line is for pages whose claims are tests, the second for those that still have proof cells.
 faults: venv ## plant the listed mistakes in pages and see each one noticed (PAGE=… NAME=…: some, one)
-	@$(RUN) pytest tests/book/test_faults.py -n $(WORKERS) --dist loadgroup -k "$(or $(PAGE),test) and $(or $(NAME),test)" || [ $$? = 5 ]
-	@$(RUN) bookkit faults $(if $(PAGE),--page $(PAGE)) $(if $(NAME),--name $(NAME))
+	@$(RUN) pytest tests/book/test_faults.py -n $(WORKERS) --dist loadgroup -k "$(or $(PAGE),test) and $(or $(NAME),test)"
 
 kills: venv ## kill the training program of examples/ twenty times, and see that nothing is lost
 	@TRAIN_KILLS=20 $(RUN) pytest -s tests/examples/test_train_kills.py
@@ -106,9 +104,6 @@ po: venv ## write the catalogues for translators, locale/*.po, from the English 
 translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)
 	@$(if $(MSGFMT),.ci/need msgfmt gettext)
 	@$(RUN) bookkit translations $(if $(LIST),--list) $(if $(MSGFMT),--msgfmt)
-
-colab: venv ## run every notebook, in both languages, as Colab would (IMAGE=… in its own image)
-	@$(RUN) bookkit colab $(if $(IMAGE),--image $(IMAGE))
 
 # They lie in a folder of their own: nothing that is installed in $(VENV) sees them.
 COMPILERS := _build/compilers

@@ -12,7 +12,7 @@ from bookkit.__main__ import VERBS, main
 from toy import ROOT
 
 PACKAGE = ROOT / "bookkit" / "src" / "bookkit"
-LAYERS = ("model", "run", "words", "lint", "site", "stacks", "__main__")
+LAYERS = ("model", "run", "words", "lint", "site", "compilers", "__main__")
 SPHINX = ("model", "run", "words")  # what the Sphinx extension may import
 
 

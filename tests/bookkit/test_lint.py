@@ -46,11 +46,6 @@ def ran(*outputs, tags=()):
     return page_of("# A", code("show()", *tags), outputs=outputs)
 
 
-def proof(source="assert True", slug="a"):
-    claim = "# @title Checked: one is one"
-    return code(f"{claim}\n{source}", "proof", "hide-cell", f"id-{slug}", cellView="form")
-
-
 def folded(source, tag="hide-cell"):
     return code(source, tag, cellView="form")
 
@@ -77,13 +72,6 @@ PAGES = [
     ("folded-cells", "# A", code("# @title A\nx", cellView="form"), "the tag hide-cell"),
     ("names-of-cells", code("x", "id-a"), [code("x", "id-a")] * 2, "id-a names the cell"),
     ("names-of-cells", "# A", code("x", "id-a", "id-b"), "two names"),
-    (
-        "proofs-apart",
-        [proof("x = 1"), code("x = 2\nx"), code("[x for x in y]\ndef f(x):\n    x")],
-        [code("x = 2"), proof("x = 1\nassert x"), code("x")],
-        "x comes from the proof",
-    ),
-    ("proofs-apart", proof("x = 1"), [proof("x = 1"), code("def f():\n    x")], "x comes"),
     ("exercise-cells", EXERCISE, [STUB, CHECK], "solution-a"),
     ("exercise-cells", EXERCISE, [CHECK, STUB, SOLVED], "order"),
     ("exercise-cells", EXERCISE, [code("pass", "exercise-a"), CHECK, SOLVED], "the stub does not"),
@@ -159,12 +147,7 @@ PAGES = [
         entry(links=f"[a]({BOOK.page_url('book/01-mesh')}) https://github.com/o/r"),
         "no link to a public thread",
     ),
-    (
-        "message-entries",
-        entry("## `SumError … 9`", more=proof("assert x == 'of 9'")),
-        entry("## `SumError … 9`", more=code("'9'")),
-        "'9' is in no output, proof or test",
-    ),
+    ("message-entries", entry(), entry("## `SumError … 9`"), "'9' is in no output and no test"),
     ("real-names", "`jax.jit`, `x.sharding`", "`jax.sharding.used_mesh`", "used_mesh"),
     ("real-names", "`nnx.Param`, `make_messh`", "`nnx.Parm`", "nnx.Parm"),
     ("real-names", "`jax.make_mesh(…)`", "`@jax.jit_all(f)`", "jax.jit_all"),
@@ -243,24 +226,25 @@ def test_own_addresses(url, piece):
     assert static_file(BOOK, "figures/drawing_explained.svg") == drawing
 
 
-# The book as a whole: three pages, then with one thing wrong. The claims of the first page with code
-# are proof cells, those of the second are tests.
+# The book as a whole: three pages, then with one thing wrong.
 
 TOY = FRONT + "\n# A\n\n" + "\n\n".join(EXERCISE) + "\n"
 FAULT = '[[fault]]\nname = "n"\nrows = ["A2"]\nfind = "answer_a = None"\nreplace = "answer_a = 2"\n'
+TESTS = "def test_sure(page):\n    assert page.answer_a == 1\n"
 WRONG = '[exercise.a]\nwrong = "answer_a = 2"\nwhy = "no"\n'
 FILES = {
     "_toc.yml": "format: jb-book\nroot: book/00-intro\n"
     "chapters: [file: book/01-a, file: book/02-b]\n",
     "book/00-intro.md": "# Intro\n\nWe choose Auto, see [a](https://a.b).\n",
-    "book/01-a.md": TOY + "\n" + proof("assert answer_a == 1", "sure") + "\n",
+    "book/01-a.md": TOY,
     "book/02-b.md": TOY,
-    "tests/book/test_02_b.py": "def test_sure(page):\n    assert page.answer_a == 1\n",
+    "tests/book/test_01_a.py": TESTS,
+    "tests/book/test_02_b.py": TESTS,
     "tests/rows.toml": '[A1]\nkind = "judgement"\nchapters = ["00-intro"]\ncan = "choose"\n'
     '[A2]\nkind = "asserted"\nchapters = ["01-a", "02-b"]\ncan = "count"\n',
     "tests/pages/00-intro.toml": '[[row]]\nid = "A1"\ntext = "We choose Auto"\n'
     'source = "https://a.b"\n',
-    "tests/pages/01-a.toml": f'{WRONG}{FAULT}fails = "sure"\n',
+    "tests/pages/01-a.toml": f'{WRONG}{FAULT}fails = "test_sure"\n',
     "tests/pages/02-b.toml": f'{WRONG}[[row]]\nid = "A2"\ncells = ["test_sure"]\n'
     f'{FAULT}fails = "test_sure"\n',
 }
@@ -291,9 +275,8 @@ BOOKS = [
     ("pairs", "book/02-b.md", "\n# A", f"\n{code('1')}\n\n# A", "is not that"),
     ("answers-listed", A, "wrong =", "whose =", "needs `wrong`"),
     ("answers-listed", B, "[exercise.a]", "[exercise.b]", "[exercise.b] has no exercise"),
-    ("faults-and-rows", A, 'fails = "sure"', 'survives = "why"', "not covered in 01-a"),
+    ("faults-and-rows", A, 'fails = "test_sure"', 'survives = "why"', "not covered in 01-a"),
     ("faults-and-rows", A, '"A2"', '"Z9"', "no row Z9"),
-    ("faults-and-rows", A, 'fails = "sure"', 'fails = "none"', "`fails` names id-none"),
     ("faults-and-rows", B, 'fails = "test_sure"', 'fails = "test_none"', "no test test_none"),
     ("faults-and-rows", B, 'fails = "test_sure"', 'fails = "cell:none"', "tagged id-none"),
     ("faults-and-rows", B, 'cells = ["test_sure"]', 'cells = ["none"]', "tagged id-none"),

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from bookkit.model.book import Book, Problem
-from bookkit.model.package import SETUP, build_wheel, unlike_pin
+from bookkit.model.package import CELL, COMPANION, build_wheel, unlike_companion
 from bookkit.site import address
 from toy import ROOT
 
@@ -87,8 +87,9 @@ def test_a_copy_of_the_whole_book_has_the_new_address_everywhere(tmp_path):
     assert colab + "zh-TW/01-mesh.ipynb" in (copy / "notebooks/zh-TW/01-mesh.ipynb").read_text()
     address.main(["--check"], copy)
     address.sync.main(["--check"], copy)
-    setup = (copy / SETUP).read_text()
-    assert f'SITE = "{SITE}"' in setup and unlike_pin(setup, build_wheel(copy)) == ""
+    setup = (copy / CELL).read_text()
+    assert f'SITE = "{SITE}"' in setup
+    assert unlike_companion(setup, build_wheel(copy, COMPANION)) == ""
 
 
 def test_there_and_back_gives_the_same_bytes(copy):
@@ -247,7 +248,7 @@ def test_notebooks_of_a_tag_ask_for_the_wheel_that_is_served(copy, tmp_path_fact
     address.sync.main([], copy)
     with pytest.raises(
         Problem,
-        match=r"v1.0, whose setup cell asks for .*Run `make release-ref REF=…` with a new tag",
+        match=r"v1.0, whose setup cell pins .*Run `make release-ref REF=…` with a new tag",
     ):
         address.main(check, copy)
 

@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from bookkit.compilers import second_compiler
+from bookkit.compilers.two_programs import schedule
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import load_chapter
 from bookkit.model.compiled import (
@@ -19,11 +21,7 @@ from bookkit.model.compiled import (
     load_rows,
     load_table,
     rows_path,
-    stored_cell,
 )
-from bookkit.stacks import second_compiler
-from bookkit.stacks.two_programs import schedule
-from bookkit.words.sync import with_shared_cells
 from toy import FRONT, ROOT, code
 
 BOOK = Book()
@@ -65,10 +63,8 @@ PAGE = """# Three compilers
 
 def toy(folder, shown=SHOWN, table=TABLE):
     """A book with one chapter, whose function is compiled, and the page of claims."""
-    (folder / "book" / "cells").mkdir(parents=True, exist_ok=True)
-    (folder / "book" / "compiled").mkdir(exist_ok=True)
+    (folder / "book" / "compiled").mkdir(parents=True, exist_ok=True)
     (folder / "companion" / "many_devices").mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "book" / "cells" / "compilers.py", folder / "book" / "cells")
     (folder / "_config.yml").write_text(
         "html: {baseurl: 'https://x.org/'}\nsphinx: {config: {book_languages: {}}}\n"
     )
@@ -238,16 +234,7 @@ def test_without_a_compiler_compiling_says_what_to_do(book, tmp_path, missing):
         second_compiler.compile_all(book, load_table(book), tmp_path, [], 1)
 
 
-def test_a_program_does_not_follow_a_proof(tmp_path):
-    """Proofs are not run, so it would be left out, and what was stored would stand for ever."""
-    book = toy(tmp_path)
-    source = book.source("book/01-toy")
-    source.write_text(source.read_text().replace("id-sums", "proof, id-sums"))
-    with pytest.raises(Problem, match=r"id-sums, which book/01-toy.md does not run"):
-        load_table(book)
-
-
-def test_proofs_exercises_and_comparisons_are_not_run(tmp_path):
+def test_exercises_and_comparisons_are_not_run(tmp_path):
     book = toy(tmp_path)
     source = book.source("book/01-toy")
     source.write_text(
@@ -256,10 +243,8 @@ def test_proofs_exercises_and_comparisons_are_not_run(tmp_path):
             "\n\n".join(
                 [
                     "# A toy",
-                    code("# @title Checked: x\nassert 0", "proof", "hide-cell", "id-p"),
                     code("answer_a = None", "exercise-a"),
                     code("three_compilers('a', f)", "id-b"),
-                    code("STORED = {}", "stored-rows", "hide-cell"),
                     code("y = 1", "id-c"),
                 ]
             ),
@@ -431,25 +416,6 @@ def test_the_page_and_the_table_are_written_and_found_out_of_date(book):
         second_compiler.check(book)
 
 
-# Stored rows in a notebook
-
-
-def test_a_notebook_carries_the_rows_that_its_cells_name(stored):
-    page = code("", "stored-rows", "hide-cell") + '\n\nthree_compilers("sums", column_sums, x)\n'
-    filled = with_shared_cells(page, {}, "book/01-toy.md", stored_cell(stored, [page]))
-    assert filled == with_shared_cells(filled, {}, "book/01-toy.md", stored_cell(stored, [filled]))
-    source = filled.split("```")[1].split("\n\n", 1)[1]
-    names = {}
-    exec(source, names)
-    entry = load_rows(stored)["programs"]["sums"]
-    assert names["STORED"]["sums"] == {
-        "hash": entry["hash"],
-        "tpu": [["all-reduce", "data", "float32", 112]],
-        "gpu": [["all-reduce", "data", "float32", 112]],
-    }
-    assert names["STORED"]["about"]["date"] == "2026-11-22" and "compiled" not in names["STORED"]
-
-
 # The book's own
 
 
@@ -479,16 +445,6 @@ def test_stored_with_the_pinned_releases():
             need.startswith(f"libtpu=={about['libtpu'].rsplit('.', 1)[0]}.") for need in wants
         )
     assert "libtpu" not in pinned
-
-
-def test_a_notebook_carries_the_refusal_that_its_cells_name(stored, monkeypatch):
-    said = "RESOURCE_EXHAUSTED: " + "Ran out of memory on HBM, " * 9
-    rows = load_rows(stored)
-    rows["programs"]["sums"]["tpu"] = {"refused": said}
-    monkeypatch.setattr("bookkit.model.compiled.load_rows", lambda book: rows)
-    names = {}
-    exec(stored_cell(stored, ['print(STORED["sums"]["refused"])']), names)
-    assert names["STORED"]["sums"]["refused"] == said
 
 
 # What runs beside a collective
@@ -530,15 +486,6 @@ def test_the_matmuls_that_stand_between_the_lines_of_a_collective():
     )
     assert schedule(moved)[0] == [0, "all-gather", [4, 16], [0, 1, 2]]  # never done
     assert schedule(SCHEDULED.replace(" while(%init)", " call(%init)")) == []
-
-
-def test_a_notebook_carries_the_schedule_that_its_cells_name(stored, monkeypatch):
-    rows = load_rows(stored)
-    rows["programs"]["sums"]["gpu"]["schedule"] = schedule(SCHEDULED)
-    monkeypatch.setattr("bookkit.model.compiled.load_rows", lambda book: rows)
-    names = {}
-    exec(stored_cell(stored, ['print(STORED["sums"]["schedule"])']), names)
-    assert names["STORED"]["sums"]["schedule"][1] == [0, "all-gather", [16, 4], [0, 1]]
 
 
 def test_switches_of_the_compiler_are_part_of_what_a_program_is(book):

@@ -27,7 +27,7 @@ def site_for(folder, wheel):
 def test_both_lie_where_notebooks_look_for_them(wheels, tmp_path):
     serve_wheels(wheels, site_for(tmp_path, wheels[1]))
     for wheel in wheels:
-        assert (tmp_path / wheel.lasting_path).read_bytes() == wheel.data
+        assert (tmp_path / wheel.path).read_bytes() == wheel.data
 
 
 def test_a_notebook_that_asks_for_another_is_named(wheels, tmp_path):

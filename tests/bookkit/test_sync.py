@@ -14,17 +14,10 @@ BOOK = Book()
 HEAD = FRONT + "\n# A claim\n"
 CELL = """
 ```{code-cell} ipython3
-:tags: [setup, hide-cell]
 :cellView: form
+:tags: [setup, hide-cell]
 
 old = 1
-```
-
-```{code-cell} ipython3
----
-tags: [shared-model]
----
-old = 2
 ```
 
 ```{code-cell} ipython3
@@ -39,21 +32,22 @@ def book(tmp_path):
     (tmp_path / "_toc.yml").write_text(
         "format: jb-book\nroot: book/00-intro\nchapters: [file: book/01-toy]\n"
     )
-    (tmp_path / "book" / "cells").mkdir(parents=True)
+    (tmp_path / "book").mkdir()
     (tmp_path / "book" / "00-intro.md").write_text("# Intro\n")
     (tmp_path / "book" / "01-toy.md").write_text(HEAD + CELL)
-    (tmp_path / "book" / "cells" / "setup.py").write_text("# @title Setup\nnew = 1\n")
-    (tmp_path / "book" / "cells" / "model.py").write_text('new = "2"\n\n\nmore = 3\n')
     return Book(tmp_path)
 
 
-def test_shared_cells_hold_the_bytes_of_their_files(book):
+def test_pages_get_the_setup_cell_and_notebooks_follow(book, monkeypatch):
+    cell = book.root / "setup_cell.py"
+    monkeypatch.setattr(sync, "has_package", lambda root: True)
+    monkeypatch.setattr(sync, "requirement", lambda root: (root / "requires", "a wheel\n"))
+    monkeypatch.setattr(sync, "pinned", lambda root: (cell, "# @title Setup\nnew = 1\n"))
     sync.main([], book.root)
-    notebook = nbformat.read(book.notebook("book/01-toy"), 4)
-    setup, model, own = notebook.cells[1:]
+    setup, own = nbformat.read(book.notebook("book/01-toy"), 4).cells[1:]
     assert setup.source == "# @title Setup\nnew = 1" and setup.metadata.cellView == "form"
-    assert model.source == 'new = "2"\n\n\nmore = 3' and model.metadata.tags == ["shared-model"]
-    assert own.source == "own = 3"
+    assert own.source == "own = 3" and cell.read_text() == "# @title Setup\nnew = 1\n"
+    sync.main(["--check"], book.root)
 
 
 def test_the_index_lists_every_entry_of_every_group(book):
@@ -102,20 +96,12 @@ def test_check_names_what_is_out_of_date_and_writes_nothing(book):
     sync.main([], book.root)
     book.source("book/01-toy").write_text((HEAD + CELL).replace("own = 3", "own = 4"))
     (book.root / "notebooks" / "00-gone.ipynb").write_text("{}")
-    with pytest.raises(
-        Problem, match=r"book/01-toy\.md.*notebooks/01-toy\.ipynb.*zh-TW.*00-gone.*make sync"
-    ):
+    with pytest.raises(Problem, match=r"notebooks/01-toy\.ipynb.*zh-TW.*00-gone.*make sync"):
         sync.main(["--check"], book.root)
     assert "own = 3" in book.notebook("book/01-toy").read_text()
     sync.main([], book.root)
     assert "own = 4" in book.notebook("book/01-toy").read_text()
     assert not (book.root / "notebooks" / "00-gone.ipynb").exists()
-
-
-def test_an_unknown_shared_cell_is_named(book):
-    (book.root / "book" / "cells" / "model.py").unlink()
-    with pytest.raises(Problem, match=r"book/01-toy\.md.*no book/cells/model\.py"):
-        sync.main([], book.root)
 
 
 def test_notebooks_have_no_outputs_and_steady_ids():

@@ -6,10 +6,7 @@ import re
 import nbformat
 
 from bookkit.model.book import Book
-from bookkit.words import catalogues
 from bookkit.words.catalogues import Catalogue
-from bookkit.words.comments import with_comments
-from bookkit.words.messages import code_messages
 from bookkit.words.notebooks import (
     ENGLISH_LEFT,
     Translation,
@@ -18,7 +15,6 @@ from bookkit.words.notebooks import (
     translate_markdown,
     translate_notebook,
 )
-from toy import FRONT, code
 
 MESSAGES = {
     "A claim": "主張",
@@ -215,23 +211,3 @@ Inside.
         "\n  In <code>x</code>,\n  of two lines ", "在 <code>x</code> 裡"
     )
     assert translate_markdown(text, {}) == text
-
-
-def test_the_title_of_a_proof_is_that_of_its_claim(tmp_path):
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).write_text((Book().root / name).read_text("utf-8"), "utf-8")
-    book = Book(tmp_path)
-    page = book.root / "book" / "01-mesh.md"
-    page.parent.mkdir()
-    source = "# @title Checked: all is well\nassert True  # or not"
-    page.write_text(f"{FRONT}\n# T\n\n{code(source, 'proof', 'hide-cell', 'id-one')}\n", "utf-8")
-    chinese = book.language("zh_TW")
-    folder = catalogues.catalogue_folder(book, chinese)
-    catalogue(folder / "book" / "01-mesh.po", [("all is well", "一切都好")])
-    catalogue(folder / "code" / "01-mesh.po", [("or not", "或否")])
-    known = catalogues.for_code(book, chinese, "book/01-mesh")
-    assert with_comments(source, known) == "# @title Checked: 一切都好\nassert True  # 或否"
-    catalogue(folder / "sphinx.po", [("Checked: {claim}", "已驗證：{claim}")])
-    known = catalogues.for_code(book, chinese, "book/01-mesh")
-    assert with_comments(source, known) == "# @title 已驗證：一切都好\nassert True  # 或否"
-    assert [m.text for m in code_messages(Book(tmp_path))["code/01-mesh"]] == ["or not"]

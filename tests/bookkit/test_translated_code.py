@@ -8,7 +8,7 @@ import pytest
 
 from bookkit.lint.repository import syntax_tree as tree
 from bookkit.model.book import Book
-from bookkit.model.chapter import CHECKED, parse, shared_cells
+from bookkit.model.chapter import parse
 from bookkit.sphinx_ext.figures import in_language
 from bookkit.words import catalogues
 from bookkit.words.comments import comments, with_comments
@@ -49,9 +49,6 @@ def test_a_translated_cell_has_the_same_syntax_tree(name):
 def test_every_comment_has_a_message(name):
     known = set(texts(name))
     for cell in cells(name):
-        known |= (
-            {CHECKED + cell.claim} if cell.claim else set()
-        )  # in the catalogue of the page's text
         for comment in comments(cell.source):
             assert comment.text in known, f"{cell.where}: {comment.text}"
 
@@ -106,9 +103,6 @@ def test_a_shared_comment_is_one_message():
     of_code = (messages for name, messages in MESSAGES.items() if name != "figures")
     everywhere = [message.text for messages in of_code for message in messages]
     assert len(everywhere) == len(set(everywhere))
-    for code in shared_cells(BOOK).values():
-        for comment in comments(code):
-            assert comment.text in {message.text for message in MESSAGES["code/shared"]}
 
 
 # Drawings.

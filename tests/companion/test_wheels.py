@@ -50,7 +50,7 @@ def test_the_bytes_of_a_wheel_follow_from_its_source(which, tmp_path, monkeypatc
 def test_the_pins_are_those_of_this_source():
     """What `make sync` writes is committed."""
     before = (ROOT / REQUIREMENT).read_text("utf-8")
-    assert build_wheel(ROOT).lasting_path in before
+    assert build_wheel(ROOT).path in before
     [digest] = CELL_HASH.findall((ROOT / CELL).read_text("utf-8"))
     assert digest == build_wheel(ROOT, COMPANION).sha256
 
@@ -108,8 +108,8 @@ def served(tmp_path):
         requirement.write_text(sync.requirement(root)[1], "utf-8")
         [(_, cell)] = sync.pinned(root)
         for wheel in (build_wheel(root), build_wheel(root, COMPANION)):
-            (folder / wheel.lasting_path).parent.mkdir(parents=True)
-            (folder / wheel.lasting_path).write_bytes(wheel.data)
+            (folder / wheel.path).parent.mkdir(parents=True)
+            (folder / wheel.path).write_bytes(wheel.data)
         yield folder, cell.replace(SITE, f"http://127.0.0.1:{server.server_port}/")
         server.shutdown()
 

@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from rules import BOOK
+from bookkit.model.book import Book
 
+BOOK = Book()
 PROGRAM = BOOK.root / "examples" / "quickstart.py"
 PAGE = BOOK.root / "book" / "quickstart.md"
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n((?::[^\n]*\n)*)\n?(.*?)^```$", re.M | re.S)

@@ -9,12 +9,9 @@ import ast
 import re
 
 from bookkit.lint.rules import CHAPTER, PAGE, WHOLE, Page, Said, SaidOfBook, rule
-from bookkit.lint.tables import PAGES
+from bookkit.lint.tables import PAGES, wrong_answers
 from bookkit.model.book import Book
 from bookkit.model.chapter import EXERCISE_PARTS, Cell, Chapter, chapters
-from bookkit.run.calls import wrong_answers
-
-WRITTEN_MESH = "(2, 4)"  # what tests/book/test_predictions.py replaces
 
 
 @rule(CHAPTER, PAGE)
@@ -95,7 +92,7 @@ def exercise_cells(page: Page) -> Said:
 def answers_listed(book: Book) -> SaidOfBook:
     """Each exercise has a wrong answer beside its page, and why it is one."""
     for chapter in chapters(book.root):
-        found, listed = exercises(chapter), wrong_answers(book, f"book/{chapter.name}")
+        found, listed = exercises(chapter), wrong_answers(book, chapter.name)
         path = f"{PAGES}/{chapter.name}.toml"
         for name in found:
             entry = listed.get(name, {})

@@ -38,7 +38,7 @@ def message_entries(page: Page) -> Said:
                 how = (
                     "quote the message, with … for what varies, or assert it in a test of the page"
                 )
-                yield entry.line, f"{fragment!r} is in no output, proof or test: {how}"
+                yield entry.line, f"{fragment!r} is in no output and no test: {how}"
 
 
 def lessons(book: Book, entry: Section) -> list[str]:
@@ -49,14 +49,11 @@ def lessons(book: Book, entry: Section) -> list[str]:
 
 
 def seen_in(page: Page, entry: Section) -> Iterator[str]:
-    """What its cells printed, and every string of its proofs and of the page's tests."""
+    """What its cells printed, and every string of the page's tests."""
     own = {id(cell) for cell in entry.code}
     for cell, output in outputs(page):
         if id(cell) in own:
             yield text_of_output(output)
-    for cell in entry.code:
-        if cell.is_proof:
-            yield from strings(cell.source)
     tests = tests_of_page(page.book, page.chapter.name)
     if tests.exists():
         yield from strings(tests.read_text("utf-8"))

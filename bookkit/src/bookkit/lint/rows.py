@@ -12,9 +12,15 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bookkit.lint.faults import has_proofs, label, unfit_faults
 from bookkit.lint.rules import WHOLE, SaidOfBook, rule
-from bookkit.lint.tables import Entry, listed_faults, listed_rows, names_of_tests
+from bookkit.lint.tables import (
+    Entry,
+    label,
+    listed_faults,
+    listed_rows,
+    names_of_tests,
+    unfit_faults,
+)
 from bookkit.model.book import Book
 from bookkit.model.chapter import Cell, Chapter, by_name, page_files
 
@@ -132,7 +138,7 @@ def faults_and_rows(book: Book) -> SaidOfBook:
             yield name, 1, what
     for fault in faults:
         page = fault["chapter"]
-        if page in books and not has_proofs(books[page]) and "fails" in fault:
+        if page in books and "fails" in fault:
             if what := no_evidence(fault["fails"], books[page], tests[page]):
                 yield fault["file"], 1, f"{label(fault)}: {what}"
     found = shown_rows(listed_rows(book), every, faults)

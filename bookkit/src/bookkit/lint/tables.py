@@ -1,9 +1,9 @@
 """Tables beside the pages: planted faults, rows of coverage, wrong answers.
 
 A page has one file, tests/pages/PAGE.toml, in which cells are named by their tags id-SLUG and claims
-by their tests in tests/book/test_PAGE.py, or by SLUG where a cell still asserts them:
+by their tests in tests/book/test_PAGE.py:
 
-    [[fault]]       name, rows, find (once in the page's show cells), replace,
+    [[fault]]       name, rows, find (once in the page's code), replace,
                     fails = the test that must fail, or cell:SLUG that must raise first,
                     or survives = the reason; slow = true leaves it to the night
     [[row]]         id, cells = [the tests that assert it]; for advice: text, source = address or SLUG
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bookkit.lint.rules import WHOLE, SaidOfBook, rule
 from bookkit.model.book import Book
-from bookkit.model.chapter import page_files
+from bookkit.model.chapter import Chapter, page_files
 
 Entry = dict[str, Any]  # with "chapter", the page's name, and "file", the table that it stands in
 PAGES = "tests/pages"
@@ -47,7 +47,7 @@ def tests_of_page(book: Book, page: str) -> Path:
 
 
 def names_of_tests(book: Book, page: str) -> set[str]:
-    """The tests of a page; none as long as its claims are proof cells."""
+    """The tests of a page."""
     path = tests_of_page(book, page)
     tree = ast.parse(path.read_text("utf-8") if path.exists() else "")
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -67,6 +67,53 @@ def listed_faults(book: Book) -> list[Entry]:
 
 def listed_rows(book: Book) -> list[Entry]:
     return entries_of_pages(book, "row")
+
+
+def wrong_answers(book: Book, page: str) -> dict[str, dict[str, str]]:
+    """By exercise of a page: Python that assigns a wrong answer, and why it is wrong."""
+    return dict(tables_of_pages(book).get(page, {}).get("exercise", {}))
+
+
+def label(fault: Entry) -> str:
+    return f"{fault['chapter']} / {fault['name']}"
+
+
+def unfit_faults(
+    faults: Iterable[Entry], books: dict[str, Chapter], rows: Collection[str]
+) -> Iterator[str]:
+    """Why a fault cannot be planted, or twice the same."""
+    seen, planted = set(), dict[tuple[str, str, str], str]()
+    for fault in faults:
+        name = label(fault)
+        if name in seen:
+            yield f"two faults are called {name}: rename one"
+        seen.add(name)
+        if lacks := [key for key in FIELDS if key not in fault]:
+            yield f"{name}: " + "; ".join(f"no `{key}`, {FIELDS[key]}" for key in lacks)
+            continue
+        find, new = fault["find"], fault["replace"]
+        if (other := planted.setdefault((fault["chapter"], find, new), name)) != name:
+            yield f"{name} plants the same mistake as {other}: remove one"
+        for row in set(fault["rows"]) - set(rows):
+            yield f"{name}: no row {row} in tests/rows.toml"
+        if fault["chapter"] not in books:
+            yield f"{name}: no such chapter"
+        elif find == new:
+            yield f"{name}: `find` and `replace` are the same"
+        else:
+            cells = [cell for cell in books[fault["chapter"]].code if find in cell.source]
+            if (count := sum(cell.source.count(find) for cell in cells)) != 1:
+                yield f"{name}: `find` occurs {count} times in the code, not once: {find!r}"
+            elif not is_python(cells[0].source.replace(find, new)):
+                yield f"{name}: the changed cell is not Python"
+
+
+def is_python(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
 
 
 @rule(WHOLE)

@@ -14,10 +14,9 @@ from typing import Any
 
 import jupytext
 
-from bookkit.model.book import Book, find_root, is_notebook
+from bookkit.model.book import find_root, is_notebook
 
 EXERCISE_PARTS = ("exercise-", "check-", "solution-")  # what their tags begin with
-CHECKED = "Checked: "  # what the title of a proof begins with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,22 +47,10 @@ class Cell:
         return self.tagged("id-") or ("setup" if "setup" in self.tags else None)
 
     @property
-    def is_proof(self) -> bool:
-        """Does it prove what the cells before it show? Readers see its claim, and may unfold it."""
-        return "proof" in self.tags
-
-    @property
     def title(self) -> str | None:
         """What Colab shows in place of a folded cell: its first line `# @title …`."""
         found = re.match(r"# @title (.+)", self.source)
         return found[1].strip() if found else None
-
-    @property
-    def claim(self) -> str | None:
-        """What a proof says that it checked, one sentence."""
-        if not self.is_proof or not (self.title or "").startswith(CHECKED):
-            return None
-        return str(self.title).removeprefix(CHECKED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +67,6 @@ class Chapter:
     @property
     def markdown(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.kind == "markdown"]
-
-    @property
-    def shown(self) -> list[Cell]:
-        """The code cells that teach; they run without those that prove."""
-        return [cell for cell in self.code if not cell.is_proof]
 
     @property
     def minutes(self) -> int:
@@ -123,12 +105,6 @@ def chapters(root: Path | None = None) -> list[Chapter]:
 
 def by_name(root: Path | None = None) -> dict[str, Chapter]:
     return {chapter.name: chapter for chapter in chapters(root)}
-
-
-def shared_cells(book: Book) -> dict[str, str]:
-    """The cells that chapters share, book/cells/NAME.py, by name."""
-    folder = book.root / "book" / "cells"
-    return {path.stem: path.read_text("utf-8").strip("\n") for path in sorted(folder.glob("*.py"))}
 
 
 def page_files(root: Path | None = None) -> list[Path]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import EXERCISE_PARTS, Cell, load_chapter
 
 COMPILERS = ("cpu", "tpu", "gpu")
-STORED_TAG = "stored-rows"  # of the folded cell that `bookkit sync` fills
 
 
 def table_path(book: Book) -> Path:
@@ -98,18 +96,17 @@ def cells_before(book: Book, program: Program) -> list[Cell]:
     """
     chapter = load_chapter(book.source(program.page))
     last = chapter.named(program.after)
-    if last not in chapter.shown:
-        fault = "does not run: proofs are left out" if last else "does not have"
+    if last is None:
         raise Problem(
             f"book/compiled/claims.toml: program {program.name} asks for the cell "
-            f"id-{program.after}, which {program.page}.md {fault}"
+            f"id-{program.after}, which {program.page}.md does not have"
         )
     return [
         cell
-        for cell in chapter.shown
+        for cell in chapter.code
         if cell.index <= last.index
         and not any(cell.tagged(part) for part in EXERCISE_PARTS)
-        and not {"raises-exception", STORED_TAG} & set(cell.tags)
+        and "raises-exception" not in cell.tags
         and "three_compilers(" not in cell.source
     ]
 
@@ -253,38 +250,3 @@ def as_shown(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return ", ".join(map(as_shown, value))
     return "unknown" if value is None else str(value)
-
-
-def stored_cell(book: Book, sources: Iterable[str]) -> str:
-    """The cell with what other compilers made of the programs that a page's code names.
-
-    It travels inside the notebook, so that the page shows the same without them.
-    """
-    rows, text = load_rows(book), "\n".join(sources)
-    about = {name: rows["about"].get(name) for name in ("jax", "flax", "libtpu", "date")}
-    lines = [
-        "# @title Stored: what other compilers made of programs of this page",
-        "STORED = {'about': {",
-        *(f"    {name!r}: {known!r}," for name, known in about.items()),
-        "}}",
-    ]
-    for name, program in rows["programs"].items():
-        if f'three_compilers("{name}"' in text:
-            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r},")
-            for compiler in ("tpu", "gpu"):
-                lines.append(f"    {compiler!r}: [")
-                for row in program[compiler].get("moves", []):
-                    sent = [row["kind"], " ".join(row["axes"]), row["dtype"], row["wire"]]
-                    lines.append(f"        {sent},")
-                lines.append("    ],")
-            lines.append("}")
-        elif f'STORED["{name}"]["refused"]' in text:
-            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r}, 'refused': (")
-            words = textwrap.wrap(program["tpu"]["refused"], 76, drop_whitespace=False)
-            lines += [f"    {part!r}" for part in words]
-            lines.append(")}")
-        elif f'STORED["{name}"]["schedule"]' in text:
-            lines.append(f"STORED[{name!r}] = {{'hash': {program['hash']!r}, 'schedule': [")
-            lines += [f"    {row}," for row in program["gpu"]["schedule"]]
-            lines.append("]}")
-    return "\n".join(lines).replace("'", '"')

@@ -31,9 +31,9 @@ class Section:
 
     @property
     def slug(self) -> str | None:
-        """The short anchor: what the first code cell is called, unless that is a proof."""
+        """The short anchor: what the first code cell is called."""
         first = self.code[0] if self.code else None
-        return first.tagged("id-") if first and not first.is_proof else None
+        return first.tagged("id-") if first else None
 
     @property
     def messages(self) -> list[str]:

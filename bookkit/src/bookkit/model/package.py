@@ -16,7 +16,6 @@ import subprocess
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,8 +43,6 @@ REQUIRED = re.compile(r"wheels/[0-9a-f]{64}/meshscope-[\w.+-]+\.whl#sha256=[0-9a
 FOLDER = "wheels/"  # below the site's address
 DATE = (2020, 2, 2, 0, 0, 0)  # of every file in the wheel
 FILE = re.compile(r"meshscope-[\w.+]+-py3-none-any\.whl")
-HASH = re.compile(r'(?<=SHA256 = ")[0-9a-f]{64}(?=")|(?<=\.whl#sha256=)[0-9a-f]{64}\b')
-SETUP = "book/cells/setup.py"
 
 
 @dataclass(frozen=True)
@@ -59,12 +56,7 @@ class Wheel:
 
     @property
     def path(self) -> str:
-        """Below the site's address, for notebooks whose setup cell names no content."""
-        return FOLDER + self.name
-
-    @property
-    def lasting_path(self) -> str:
-        """Below the site's address: nothing else will ever be there."""
+        """Below the site's address, where nothing else will ever be."""
         return f"{FOLDER}{self.sha256}/{self.name}"
 
 
@@ -138,17 +130,9 @@ def build_wheel(root: Path, package: Package = MESHSCOPE) -> Wheel:
 # Where the wheel is named.
 
 
-def with_pin(text: str, wheel: Callable[[], Wheel]) -> str:
-    """A text that names this wheel and its hash wherever it named one of meshscope's."""
-    if not HASH.search(text):
-        return text
-    made = wheel()
-    return HASH.sub(made.sha256, FILE.sub(made.name, text))
-
-
 def with_requirement(text: str, wheel: Wheel) -> str:
     """The companion's pyproject.toml, which requires this wheel of meshscope and no other."""
-    return REQUIRED.sub(f"{wheel.lasting_path}#sha256={wheel.sha256}", text)
+    return REQUIRED.sub(f"{wheel.path}#sha256={wheel.sha256}", text)
 
 
 def with_cell_hash(text: str, wheel: Wheel) -> str:
@@ -163,16 +147,3 @@ def unlike_companion(text: str, wheel: Wheel) -> str:
         return ""
     asked = ", ".join(f"{one[:12]}…" for one in sorted(hashes)) or "none"
     return f"pins many_devices by the sha256 {asked}, and its source gives {wheel.sha256[:12]}…"
-
-
-def unlike_pin(text: str, wheel: Wheel) -> str:
-    """What a text with a setup cell asks for, if that is not this wheel; empty if it is."""
-    names, hashes = set(FILE.findall(text)), set(HASH.findall(text.replace('\\"', '"')))
-    if names == {wheel.name} and hashes == {wheel.sha256}:
-        return ""
-    asked = " and ".join(sorted(names)) or "no wheel of meshscope"
-    with_hash = ", ".join(f"{one[:12]}…" for one in sorted(hashes)) or "none"
-    return (
-        f"asks for {asked} with sha256 {with_hash}, and the source of meshscope gives "
-        f"{wheel.name} with sha256 {wheel.sha256[:12]}…"
-    )

@@ -10,9 +10,6 @@ again by the code cells, their metadata and the kernel (jupyter-cache's key) and
 fingerprint of what else decides the outputs: Python, the packages in STACK_PACKAGES, the source of
 meshscope, the normaliser and BOOK_DEVICES. Prose and translations never re-execute anything.
 
-With a chapter run the calls that a reader could make (calls.py). They are kept beside it, in an entry
-of their own, and are no part of what is published.
-
 A kernel is this Python, in an empty folder, without the user's IPython settings. Variables that
 change what JAX does (JAX_*, XLA_*, TF_*, …) are kept from it, since they would change what is
 published; with BOOK_DEVICES=real they pass through, because real devices may need them.
@@ -46,7 +43,6 @@ import nbformat
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Problem
-from bookkit.run.calls import CALL, with_calls, without_calls
 from bookkit.run.normalise import normalise, normalise_text
 
 STACK_PACKAGES = (
@@ -135,30 +131,14 @@ def from_cache(cache: Any, notebook: NotebookNode) -> NotebookNode | None:
     return executed
 
 
-class Seconds(dict[int, float]):
-    """What each code cell took, by its number (from 1, Markdown and code together)."""
-
-
 def keep_in_cache(
-    cache: Any, book: Book, page: str, executed: NotebookNode, seconds: Mapping[int, float]
+    cache: Any, book: Book, page: str, executed: NotebookNode, seconds: float
 ) -> None:
     from jupyter_cache.base import CacheBundleIn
 
-    # myst-nb wants the sum under this name; JSON has no numbers as keys
-    by_cell = {str(cell): round(taken, 3) for cell, taken in seconds.items()}
-    about = {"execution_seconds": sum(seconds.values()), "seconds_of_cells": by_cell}
+    about = {"execution_seconds": seconds}  # the name that myst-nb wants
     bundle = CacheBundleIn(executed, str(book.source(page)), data=about)
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-
-
-def seconds_of_cells(book: Book, page: str) -> Seconds:
-    """What the cells of a chapter took when it was executed for the site; executed now if need be."""
-    notebook = execute(book, [page])[page]
-    about = open_cache(book).match_cache_notebook(read_as_sphinx(book, page)).data
-    if known := about.get("seconds_of_cells"):
-        return Seconds({int(cell): taken for cell, taken in known.items()})
-    code = [n for n, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
-    return Seconds({cell: about["execution_seconds"] / len(code) for cell in code})  # an old record
 
 
 def found_in_cache(book: Book, page: str) -> NotebookNode | None:
@@ -283,46 +263,33 @@ def failure(page: str, notebook: NotebookNode, index: int, error: BaseException 
     from nbclient.exceptions import CellExecutionError
 
     cell = notebook.cells[index]
-    number = sum(CALL not in one.metadata for one in notebook.cells[: index + 1])
     line = notebook.metadata.get("source_map", [0] * (index + 1))[index]
     if isinstance(error, CellExecutionError):
         outputs = [output for output in cell.outputs if output.output_type == "error"]
         trace = "\n".join(outputs[-1].traceback) if outputs else ""
         trace = "\n".join(normalise_text(ANSI.sub("", trace)).splitlines()[-40:])
-        return Failure(page, number, line, cell.source, f"{error.ename}: {error.evalue}", trace)
+        return Failure(page, index + 1, line, cell.source, f"{error.ename}: {error.evalue}", trace)
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
-    return Failure(page, number, line, cell.source, error)
+    return Failure(page, index + 1, line, cell.source, error)
 
 
 async def execute_notebook(
     page: str,
     notebook: NotebookNode,
     timeout: int,
-    *,
-    note: Callable[[int], None] = lambda cell: None,
-    seconds: Seconds | None = None,
     **options: Any,
 ) -> Failure | NotebookNode:
-    """Execute a copy of a notebook; normalised, or what went wrong.
-
-    note(…) hears of each cell as it begins; `seconds` is filled with what each took.
-    """
+    """Execute a copy of a notebook; normalised, or what went wrong."""
     from nbclient.exceptions import CellTimeoutError
 
     notebook, now = copy.deepcopy(notebook), 0
-    began = 0.0
 
     def started(cell_index: int, **_: Any) -> None:
-        nonlocal now, began
-        now, began = cell_index, time.perf_counter()
-        note(cell_index + 1)
+        nonlocal now
+        now = cell_index
 
-    def ended(cell_index: int, **_: Any) -> None:
-        if seconds is not None:
-            seconds[cell_index + 1] = time.perf_counter() - began
-
-    hooks: dict[str, Any] = {"on_cell_start": started, "on_cell_executed": ended, **options}
+    hooks: dict[str, Any] = {"on_cell_start": started, **options}
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
         client = new_client(notebook, Path(folder), timeout, **hooks)
         client.owns_km = True  # end the kernel with the notebook
@@ -357,57 +324,19 @@ def execute(
     """
     every = book.chapters if pages is None else pages
     notebooks = {page: read_as_sphinx(book, page) for page in every}
+    timeout = int(book.config["execute"]["timeout"])
     if fresh:
-        return execute_notebooks(book, notebooks, workers=workers, fresh=True, say=say)
-    with alone(book, say):
-        cache = open_cache(book)
-        missing = [page for page in every if from_cache(cache, notebooks[page]) is None]
-
-        def keep(page: str, executed: NotebookNode, seconds: Seconds) -> None:
-            keep_in_cache(cache, book, page, executed, {})
-            own = [n for n, cell in enumerate(executed.cells, 1) if CALL not in cell.metadata]
-            its = {new: seconds[n] for new, n in enumerate(own, 1) if n in seconds}
-            keep_in_cache(cache, book, page, without_calls(executed), its)
-
-        if missing:
-            called = {page: with_calls(book, page, read_as_sphinx(book, page)) for page in missing}
-            execute_all(called, timeout_of(book), workers, say, keep)
-        prune(book)
-        done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
-    return {page: executed for page, executed in done.items() if executed is not None}
-
-
-def executed_with_calls(book: Book, pages: Sequence[str]) -> dict[str, NotebookNode]:
-    """From the cache, where the execution for the site leaves it, or executed now."""
-    called = {page: with_calls(book, page, read_as_sphinx(book, page)) for page in pages}
-    return execute_notebooks(book, called)
-
-
-def timeout_of(book: Book) -> int:
-    return int(book.config["execute"]["timeout"])
-
-
-def execute_notebooks(
-    book: Book,
-    notebooks: Mapping[str, NotebookNode],
-    *,
-    workers: int = 2,
-    fresh: bool = False,
-    say: Callable[[str], None] = print,
-) -> dict[str, NotebookNode]:
-    """The same for notebooks in hand, by the page that each was made of."""
-    if fresh:
-        return execute_all(notebooks, timeout_of(book), workers, say, lambda *_: None)
+        return execute_all(notebooks, timeout, workers, say, lambda *_: None)
     with alone(book, say):
         cache = open_cache(book)
         done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
         missing = {page: notebooks[page] for page, found in done.items() if found is None}
 
-        def keep(page: str, executed: NotebookNode, seconds: Seconds) -> None:
+        def keep(page: str, executed: NotebookNode, seconds: float) -> None:
             keep_in_cache(cache, book, page, executed, seconds)
 
         if missing:
-            execute_all(missing, timeout_of(book), workers, say, keep)
+            execute_all(missing, timeout, workers, say, keep)
             done |= {page: from_cache(cache, notebook) for page, notebook in missing.items()}
         prune(book)
     return {page: executed for page, executed in done.items() if executed is not None}
@@ -418,21 +347,21 @@ def execute_all(
     timeout: int,
     workers: int,
     say: Callable[[str], None],
-    keep: Callable[[str, NotebookNode, Seconds], None],
+    keep: Callable[[str, NotebookNode, float], None],
 ) -> dict[str, NotebookNode]:
     executed: dict[str, NotebookNode] = {}
     failures: list[Failure] = []
 
     async def one(page: str, turn: asyncio.Semaphore) -> None:
         async with turn:
-            start, cells = time.perf_counter(), Seconds()
-            result = await execute_notebook(page, notebooks[page], timeout, seconds=cells)
+            start = time.perf_counter()
+            result = await execute_notebook(page, notebooks[page], timeout)
             seconds = time.perf_counter() - start
         if isinstance(result, Failure):
             failures.append(result)
         else:
             executed[page] = result
-            keep(page, result, cells)
+            keep(page, result, seconds)
         outcome = "FAILED after" if isinstance(result, Failure) else "executed in"
         say(f"{page}: {outcome} {seconds:.1f} s")
 

@@ -28,7 +28,7 @@ import yaml
 from bookkit.model.addresses import foreign
 from bookkit.model.book import Book, Problem, find_root
 from bookkit.model.chapter import load_chapter
-from bookkit.model.package import SETUP, build_wheel, has_package, unlike_pin
+from bookkit.model.package import CELL, COMPANION, build_wheel, has_package, unlike_companion
 from bookkit.words import sync
 
 NOT_OURS = {".git", "_build", "node_modules"}
@@ -170,7 +170,7 @@ def refuse_other_wheel(book: Book) -> None:
         return
     for command in (
         ["fetch", "--quiet", "--depth", "1", "origin", book.ref],
-        ["show", f"FETCH_HEAD:{SETUP}"],
+        ["show", f"FETCH_HEAD:{CELL}"],
     ):
         git = subprocess.run(["git", *command], cwd=book.root, capture_output=True, text=True)
         if git.returncode:
@@ -178,7 +178,7 @@ def refuse_other_wheel(book: Book) -> None:
                 f"Colab opens the notebooks of {book.ref}, which cannot be had: push that tag first, "
                 f"or run `make release-ref REF=…`.\n{git.stderr.strip()}"
             )
-    if what := unlike_pin(git.stdout, build_wheel(book.root)):
+    if what := unlike_companion(git.stdout, build_wheel(book.root, COMPANION)):
         raise Problem(
             f"Colab opens the notebooks of {book.ref}, whose setup cell {what}: pip would refuse it. "
             "Run `make release-ref REF=…` with a new tag, commit, and push the commit and the tag."

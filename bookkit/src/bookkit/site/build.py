@@ -20,12 +20,10 @@ from bookkit.model.package import (
     CELL,
     COMPANION,
     REQUIREMENT,
-    SETUP,
     Wheel,
     build_wheel,
     has_package,
     unlike_companion,
-    unlike_pin,
 )
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
@@ -67,7 +65,6 @@ def wheels_of(book: Book) -> tuple[Wheel, Wheel] | None:
     meshscope, companion = build_wheel(book.root), build_wheel(book.root, COMPANION)
     required = (book.root / REQUIREMENT).read_text("utf-8")
     pins = {
-        SETUP: unlike_pin((book.root / SETUP).read_text("utf-8"), meshscope),
         REQUIREMENT: "" if meshscope.sha256 in required else "requires another meshscope",
         CELL: unlike_companion((book.root / CELL).read_text("utf-8"), companion),
     }
@@ -78,19 +75,14 @@ def wheels_of(book: Book) -> tuple[Wheel, Wheel] | None:
 
 def serve_wheels(wheels: tuple[Wheel, Wheel], site: Path) -> None:
     """Put the wheels into the site; Problem if a notebook there asks for others."""
-    meshscope, companion = wheels
+    companion = wheels[1]
     for wheel in wheels:
-        (site / wheel.lasting_path).parent.mkdir(parents=True)
-        (site / wheel.lasting_path).write_bytes(wheel.data)
-    (site / meshscope.path).write_bytes(meshscope.data)  # for pages in the old form
+        (site / wheel.path).parent.mkdir(parents=True)
+        (site / wheel.path).write_bytes(wheel.data)
     wrong = []
     for path in sorted(site.glob("**/notebooks/*.ipynb")):
         text = path.read_text("utf-8")
-        if "many_devices.setup()" in text:
-            what = unlike_companion(text, companion)
-        else:
-            what = unlike_pin(text, meshscope) if "meshscope" in text else ""
-        if what:
+        if "many_devices.setup()" in text and (what := unlike_companion(text, companion)):
             wrong.append(f"{path.relative_to(site).as_posix()} {what}")
     if wrong:
         raise Problem(

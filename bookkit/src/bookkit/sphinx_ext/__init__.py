@@ -7,9 +7,8 @@ languages   addresses per language, and three things that translated builds lose
 search      Chinese search by pairs of characters
 translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
-strips      proofs become strips, folds are called by their titles
+folds       answers and asides; folded cells are called by their titles
 entries     sections of reference pages have short anchors
-predictions printed predictions get a tick or a cross
 mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       what templates are told, notebooks to download, files that no page loads
@@ -30,6 +29,7 @@ from bookkit.sphinx_ext import (
     entries,
     execution,
     figures,
+    folds,
     frame,
     languages,
     markdown,
@@ -37,11 +37,9 @@ from bookkit.sphinx_ext import (
     mathml,
     own_urls,
     pages,
-    predictions,
     reading_order,
     reference,
     search,
-    strips,
     translation,
 )
 
@@ -95,7 +93,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         translation,
         markdown_twins,
     )
-    for part in (*parts, strips, entries, predictions, figures, mathml):
+    for part in (*parts, folds, entries, figures, mathml):
         part.setup(app)
     return {
         "version": "1",

@@ -14,7 +14,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
 from bookkit.model.book import Book
-from bookkit.sphinx_ext.strips import is_translation, tags_of
+from bookkit.sphinx_ext.folds import is_translation
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def first_cell(section: nodes.section) -> nodes.container | None:
 
 
 class EntryAnchors(SphinxTransform):
-    default_priority = 4  # while proofs are cells like all others (strips takes them at 5)
+    default_priority = 4
 
     def apply(self, **_: Any) -> None:
         page = self.env.docname
@@ -36,9 +36,9 @@ class EntryAnchors(SphinxTransform):
             return
         for section in self.document.findall(nodes.section):
             cell = first_cell(section)
-            tags = tags_of(cell) if cell else []
+            tags = cell["cell_metadata"].get("tags", []) if cell else []
             slug = next((tag.removeprefix("id-") for tag in tags if tag.startswith("id-")), None)
-            if cell is None or slug is None or "proof" in tags:  # a strip has its own anchor
+            if cell is None or slug is None:
                 continue
             other = self.document.ids.get(slug)
             if other is not None and other is not section:

@@ -25,7 +25,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 from bookkit.model.addresses import meaning_of_url
 from bookkit.model.book import Book, Language
-from bookkit.sphinx_ext.strips import is_translation
+from bookkit.sphinx_ext.folds import is_translation
 from bookkit.words import catalogues
 from bookkit.words.drawn import Translator
 

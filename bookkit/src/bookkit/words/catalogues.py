@@ -2,7 +2,7 @@
 
     NAME.po of a page    its text, as Sphinx takes it apart: book/01-mesh.po
     code/NAME.po         comments in its cells: code/01-mesh.po
-    code/shared.po       the same of book/cells/
+    code/shared.po       the same of several pages
     drawings.po          what meshscope's drawings say
     figures.po           what the figures of book/figures/ say
     sphinx.po            the words of the site's templates
@@ -26,10 +26,8 @@ from typing import Literal
 import polib
 
 from bookkit.model.book import Book, Language
-from bookkit.model.chapter import CHECKED, parse
 
 State = Literal["translated", "stale", "missing"]
-CLAIM_WORDS = CHECKED + "{claim}"  # the title of a proof in a notebook
 ALIKE = 0.6  # how much of a text must be left for it to count as the same text, edited
 ALIKE_ELSEWHERE = 0.75  # and if it stood on another page, or long ago
 WORDS_ALIKE = 0.5  # of those, texts that share fewer words are not compared sign by sign
@@ -139,18 +137,13 @@ def catalogues_of_page(book: Book, language: Language, page: str) -> dict[str, C
 
 
 def for_code(book: Book, language: Language, page: str) -> dict[str, str]:
-    """Translations for a chapter's cells and drawings; the titles of proofs have their claims'."""
+    """Translations for a chapter's cells and drawings."""
     folder = catalogue_folder(book, language)
-    found = {
+    return {
         text: new
         for path in paths_of_code(folder, page)
         for text, new in Catalogue(path).translations.items()
     }
-    text, words = Catalogue(folder / f"{page}.po").translations, words_of_site(book, language)
-    for cell in parse(page, book.source(page).read_text("utf-8")).code:
-        if cell.claim in text:
-            found[CHECKED + cell.claim] = words(CLAIM_WORDS).format(claim=text[cell.claim])
-    return found
 
 
 def paths_of_figures(book: Book, language: Language) -> list[Path]:

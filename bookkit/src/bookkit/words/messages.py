@@ -1,7 +1,7 @@
 """The messages of the book that Sphinx does not find, each found without running anything.
 
-In code: comments. In text: what proofs claim, and the summaries of folds. In drawings of meshscope
-and the figures of book/figures/: what they carry as data.
+In code: comments. In text: the summaries of folds. In drawings of meshscope and the figures of
+book/figures/: what they carry as data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from bookkit.model.book import Book
-from bookkit.model.chapter import CHECKED, parse, shared_cells
+from bookkit.model.chapter import parse
 from bookkit.words.catalogues import Message, code_name, has_words
 from bookkit.words.comments import FORM, Comment, comments
 from bookkit.words.drawn import PLACE, messages_in_drawing, of_meshscope
@@ -20,26 +20,24 @@ from bookkit.words.notebooks import summaries
 
 ABOUT_COMMENT = "Comment beside this code: "
 ABOUT_FORM = "Name of a folded cell."
-ABOUT_CLAIM = "What the code of a folded cell proves."
 ABOUT_SUMMARY = "What is seen of a fold. Keep tags as they are."
 ABOUT_DRAWING = "In a drawing. Names in braces stand for what varies: keep them as they are."
 
 
 def cells_of(book: Book, page: str) -> list[str]:
-    """A chapter's code cells, without those that it shares with others, as they stand."""
+    """A chapter's code cells."""
     text = book.source(page).read_text("utf-8")
-    shared = set(shared_cells(book).values())
-    name = page.rsplit("/", 1)[-1]
-    return [cell.source for cell in parse(name, text).code if cell.source.strip("\n") not in shared]
+    return [cell.source for cell in parse(page.rsplit("/", 1)[-1], text).code]
 
 
 def messages_in(cells: list[str]) -> Iterator[Message]:
     for code in cells:
         for comment in comments(code):
-            form = FORM.match(comment.prefix)
-            if form and comment.text.startswith(CHECKED):
-                continue  # a claim is a message of the page's text
-            beside = ABOUT_FORM if form else ABOUT_COMMENT + code_beside(code, comment)
+            beside = (
+                ABOUT_FORM
+                if FORM.match(comment.prefix)
+                else ABOUT_COMMENT + code_beside(code, comment)
+            )
             yield Message(comment.text, beside)
 
 
@@ -59,15 +57,14 @@ def drawn(text: str) -> Message:
 def code_messages(book: Book) -> dict[str, list[Message]]:
     """Messages by catalogue: drawings, code/shared, code/01-mesh and so on, each text once.
 
-    What stands in book/cells/ or in more than one chapter is shared.
+    What stands in more than one chapter is shared.
     """
-    shared = list(shared_cells(book).values())
     own = {code_name(page): once(messages_in(cells_of(book, page))) for page in book.chapters}
     counted = Counter(message.text for messages in own.values() for message in messages)
     often = [m for messages in own.values() for m in messages if counted[m.text] > 1]
     found = {
         "drawings": once(drawn(text) for text in of_meshscope()),
-        "code/shared": once([*messages_in(shared), *often]),
+        "code/shared": once(often),
     }
     elsewhere = {message.text for messages in found.values() for message in messages}
     for name, messages in own.items():
@@ -113,9 +110,8 @@ def messages_of_page(book: Book, page: str, texts: Sequence[str]) -> list[Messag
     about: dict[str, str] = {}
     lines: dict[str, int] = {}
     for cell in parse(page, source).cells:
-        found = {cell.claim: ABOUT_CLAIM} if cell.claim else {}
-        if cell.kind == "markdown":
-            found = dict.fromkeys(summaries(cell.source), ABOUT_SUMMARY)
+        markdown = cell.source if cell.kind == "markdown" else ""
+        found = dict.fromkeys(summaries(markdown), ABOUT_SUMMARY)
         for text in found:
             before = cell.source[: max(cell.source.find(text), 0)].count("\n")
             lines.setdefault(text, cell.line + before)

@@ -1,59 +1,46 @@
-"""Bring everything that is made from book/*.md and book/cells/*.py up to date.
+"""Bring everything that is made from book/*.md and the packages up to date.
 
     bookkit sync            write what changed
     bookkit sync --check    write nothing; name what is out of date and fail
 
 1. companion/pyproject.toml gets the sha256 of the wheel that the source of meshscope gives, and the
    setup cell, companion/setup_cell.py, that of the companion (both are built here, in two seconds).
-   Pages in the old form: book/cells/setup.py names the wheel of meshscope itself.
-2. Cells tagged `setup` or `shared-NAME` get the bytes of book/cells/NAME.py; one tagged `stored-rows`
-   what book/compiled/rows.json has of the programs that the page's code names.
-3. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
+2. The first cell of each page with code gets the setup cell.
+3. The first page says how many minutes each chapter takes. A page ends in a line that counts its
+   claims, the tests in tests/book, and links them. book/messages.md lists all messages.
+4. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
    times play no part, and the same source gives the same bytes.
-4. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
-5. The first page says how many minutes each chapter takes. A page ends in a line that counts its
-   claims, the tests in tests/book, and links them.
-6. book/messages.md lists the entries of the pages book/messages-*.md.
+5. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jupytext
 import nbformat
-import yaml
 
 from bookkit.model.book import Book, Problem, find_root
-from bookkit.model.chapter import load_chapter, parse
-from bookkit.model.compiled import STORED_TAG, stored_cell
+from bookkit.model.chapter import load_chapter
 from bookkit.model.entries import INDEX, with_index
 from bookkit.model.package import (
     CELL,
     COMPANION,
     REQUIREMENT,
-    SETUP,
     build_wheel,
     has_package,
     with_cell_hash,
-    with_pin,
     with_requirement,
 )
 from bookkit.words.notebooks import translate_notebook, translation
 
 CLAIMS = re.compile(r"\n*^✓ \d+ claims? on this page[^\n]*\n*\Z", re.M)
-CODE_CELL = re.compile(
-    r"(?P<fence>`{3,})\{code-cell\}[^\n]*\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S
-)
-OPTIONS = re.compile(
-    r"(?:---\n(?P<yaml>.*?)^---\n|(?P<short>(?::[\w-]+:[^\n]*\n)+))?\n*", re.M | re.S
-)
+SETUP_CELL = re.compile(r"(?ms)(^:tags: \[setup, hide-cell\]\n\n).*?(?=^```$)")
 
 
 def requirement(root: Path) -> tuple[Path, str]:
@@ -62,51 +49,10 @@ def requirement(root: Path) -> tuple[Path, str]:
     return path, with_requirement(path.read_text("utf-8"), build_wheel(root))
 
 
-def pinned(root: Path) -> Iterator[tuple[Path, str]]:
+def pinned(root: Path) -> tuple[Path, str]:
     """The setup cell, which installs the companion of this source."""
     cell = root / CELL
-    yield cell, with_cell_hash(cell.read_text("utf-8"), build_wheel(root, COMPANION))
-
-
-def shared_name(options: dict[str, object]) -> str | None:
-    """The file in book/cells/ that a cell's tags ask for."""
-    tags = options.get("tags") or []
-    for tag in tags if isinstance(tags, list) else []:
-        if tag == "setup":
-            return "setup"
-        if tag.startswith("shared-"):
-            return tag.removeprefix("shared-")
-    return None
-
-
-def with_shared_cells(
-    text: str, shared: Mapping[str, str], page: str, stored: str | None = None
-) -> str:
-    """The page's text, each shared cell holding the code of that name.
-
-    `stored` is what a cell tagged stored-rows holds.
-    """
-
-    def fill(cell: re.Match[str]) -> str:
-        head = OPTIONS.match(cell["body"])
-        assert head  # it may match nothing
-        options = head["yaml"] or re.sub(r"^:([\w-]+):", r"\1:", head["short"] or "", flags=re.M)
-        known = yaml.safe_load(options) or {}
-        rows = STORED_TAG in (known.get("tags") or [])
-        name = shared_name(known)
-        if name is None and not rows:
-            return cell[0]
-        if name == "setup" and "many_devices" in cell["body"]:
-            name = "companion"  # a page in the new form
-        if not rows and name not in shared:
-            raise Problem(
-                f"{page}: a cell is tagged for {name}, but there is no book/cells/{name}.py"
-            )
-        code = (stored or "") if rows else shared[str(name)].strip("\n")
-        start = cell[0][: cell.start("body") - cell.start()]
-        return f"{start}{head[0].rstrip(chr(10))}\n\n{code}\n{cell['fence']}"
-
-    return CODE_CELL.sub(fill, text)
+    return cell, with_cell_hash(cell.read_text("utf-8"), build_wheel(root, COMPANION))
 
 
 def as_notebook(text: str) -> nbformat.NotebookNode:
@@ -124,31 +70,26 @@ def as_notebook(text: str) -> nbformat.NotebookNode:
 
 def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
     """Each file that is made, with what it should hold."""
-    wheel = functools.cache(lambda: build_wheel(book.root))
-    shared = {}
+    setup = ""
     if has_package(book.root):
         yield requirement(book.root)
-        [(path, shared["companion"])] = pinned(book.root)
-        yield path, shared["companion"]
-    for path in sorted((book.root / "book" / "cells").glob("*.py")):
-        shared[path.stem] = with_pin(path.read_text("utf-8"), wheel)
-        yield path, shared[path.stem]
+        path, setup = pinned(book.root)
+        yield path, setup
     for page in book.pages:
         source = book.source(page)
         if not source.exists():
             continue  # another check says so
-        text = with_pin(source.read_text("utf-8"), wheel)
+        text = source.read_text("utf-8")
+        if setup:
+            text = SETUP_CELL.sub(lambda found: found[1] + setup, text)
         if page == book.pages[0]:
             text = with_minutes(text, book)
         if page == INDEX:
             text = with_index(text, book)
-        if page not in book.chapters:
-            yield source, with_claims(text, book, page)
-            continue
-        text = with_shared_cells(text, shared, f"{page}.md", stored_cell(book, [text]))
-        if not any(cell.is_proof for cell in parse(source.stem, text).code):
-            text = with_claims(text, book, page)
+        text = with_claims(text, book, page)
         yield source, text
+        if page not in book.chapters:
+            continue
         notebook = as_notebook(text)
         yield book.notebook(page), nbformat.writes(notebook) + "\n"
         for language in book.languages[1:]:
@@ -204,12 +145,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     gone = [path for path in leftovers(book) if ".ipynb_checkpoints" not in path.parts]
     names = [str(path.relative_to(root)) for path in [path for path, _ in stale] + gone]
     if check:
-        why = "The setup cell pins another wheel than the source of meshscope gives. "
         if names:
-            raise Problem(
-                f"Out of date: {', '.join(names)}. {why if SETUP in names else ''}"
-                "Run `make sync` and commit."
-            )
+            raise Problem(f"Out of date: {', '.join(names)}. Run `make sync` and commit.")
         return
     for path, text in stale:
         path.parent.mkdir(parents=True, exist_ok=True)

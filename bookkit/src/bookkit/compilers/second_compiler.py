@@ -32,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bookkit.compilers.two_programs import ENDED, OTHERS
 from bookkit.model.book import Book, Problem
 from bookkit.model.compiled import (
     COMPILERS,
@@ -46,7 +47,6 @@ from bookkit.model.compiled import (
     load_table,
     rows_path,
 )
-from bookkit.stacks.two_programs import ENDED, OTHERS
 
 CLAIMS_PAGE = "book/two-compilers"
 LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
@@ -91,8 +91,7 @@ def job(book: Book, programs: Sequence[Program], folder: Path) -> dict[str, Any]
                 ],
             }
             for cell in cells
-            # its devices are made here, and may be more than eight
-            if "setup" not in cell.tags or "many_devices" not in cell.source
+            if "setup" not in cell.tags  # its devices are made here, and may be more than eight
         ],
     }
 
@@ -113,7 +112,7 @@ def run_page(book: Book, programs: Sequence[Program], folder: Path, others: Path
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
-            [sys.executable, "-m", "bookkit.stacks.two_programs"],
+            [sys.executable, "-m", "bookkit.compilers.two_programs"],
             input=json.dumps(job(book, programs, folder)),
             cwd=empty,
             env=environment,

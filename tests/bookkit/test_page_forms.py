@@ -1,35 +1,27 @@
 """A page in the form of the book goes through all that the site makes of it, in English and in
-⟦a made-up language⟧: strips, folds, predictions, figures, tables, formulas.
+⟦a made-up language⟧: folds, figures, tables, formulas.
 """
 
 import platform
 import re
 import shutil
 import subprocess
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 import pytest
 from bs4 import BeautifulSoup
 from docutils import nodes
 
 from bookkit.model.book import Book, Problem
-from bookkit.run.execute import found_in_cache
 from bookkit.site import build
-from bookkit.sphinx_ext import predictions
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.mathml import mathml
-from bookkit.sphinx_ext.predictions import equal, marked
 from bookkit.words import catalogues, po, sync
 from chromium import chromium
 from toy import FRONT, ROOT, code, link_site
 
 BOOK = Book()
 PSEUDO = "ja"  # Sphinx's own words are Japanese; the book's are English in brackets
-LINE = """print("predicted 4 · measured 4 bytes")
-print("rows:   predicted 4 · measured 6")
-print("done")"""
-PROOF = "# @title Checked: compiled for CPU, two and two are four\nassert total == 4\nprint('seen')"
-STORED = "# @title Checked: compiled for TPU, the row says four\nassert total == 4"
 FIGURE = "![A square. It has four sides.]({site}_static/figures/square.svg)"
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" aria-label="A square"
  viewBox="0 0 360 90" color="#777" fill="currentColor" style="font-family:var(--sans,Arial)">
@@ -54,7 +46,7 @@ It is **four**, see [the square]({book.page_url("book/03-toy")}#fig-square).
 
 </details>
 
-{code("total = 2 + 2" + chr(10) + LINE, "predicted", "id-sum")}
+{code("total = 2 + 2", "id-sum")}
 
 {FIGURE.format(site=book.site)}
 
@@ -84,32 +76,10 @@ $$
 
 </details>
 
-{code(PROOF, "proof", "hide-cell", "id-four", cellView="form")}
-
-{code(STORED, "proof", "stored", "hide-cell", "id-row", cellView="form")}
-
 {code("# @title Solution" + chr(10) + "math.pi", "solution-a", "hide-cell", cellView="form")}
 
 {code("# @title Drawn" + chr(10) + "math.tau", "hide-input", "id-drawn", cellView="form")}
-
-Some that stand in a row, then two.
-
-{folded("North")}
-
-{folded("East")}
-
-{folded("South")}
-
-A paragraph between.
-
-{folded("West")}
-
-{folded("Centre")}
 """
-
-
-def folded(title):
-    return code(f"# @title {title}{chr(10)}math.e", "hide-cell", cellView="form")
 
 
 def reference(book):
@@ -125,15 +95,9 @@ See [the other]({book.page_url("book/messages-toy")}#wrong-axis).
 
 {code("print('SumError: it is cut 8 times')", "id-uneven")}
 
-{code(PROOF.replace("total", "2 + 2"), "proof", "hide-cell", "id-cut", cellView="form")}
-
 ### `AxisError: no such axis`
 
 {code("2 + 2", "id-wrong-axis")}
-
-## Only a proof
-
-{code(PROOF.replace("total", "2 + 2"), "proof", "hide-cell", "id-alone", cellView="form")}
 
 ## No name
 
@@ -159,13 +123,11 @@ def book(tmp_path_factory):
         "  - caption: Foundations\n    chapters:\n      - file: book/03-toy\n"
         "  - caption: Reference\n    chapters:\n      - file: book/messages-toy\n"
     )
-    for folder in ("figures", "cells"):
-        (root / "book" / folder).mkdir(parents=True)
-    (root / "book" / "cells" / "setup.py").write_text("# @title Setup: nothing\nimport math\n")
+    (root / "book" / "figures").mkdir(parents=True)
     (root / "book" / "figures" / "square.svg").write_text(SVG)
     book = Book(root)
     (root / "book" / "00-intro.md").write_text(
-        f"# Intro\n\nSee [four]({book.page_url('book/03-toy')}#checked-four).\n"
+        f"# Intro\n\nSee [four]({book.page_url('book/03-toy')}#fig-square).\n"
     )
     (root / "book" / "03-toy.md").write_text(page(book))
     (root / "book" / "messages-toy.md").write_text(reference(book))
@@ -197,50 +159,12 @@ def toy(request, book):
     return soup(book, f"{request.param}book/03-toy.html"), "⟦{}⟧" if request.param else "{}"
 
 
-def test_a_proof_is_a_strip_with_its_claim_and_an_anchor(toy):
-    page, said = toy
-    strip = page.select_one("details.checked#checked-four")
-    assert strip.select_one("summary .claim").text == said.format(
-        "compiled for CPU, two and two are four"
-    )
-    assert strip.select_one("summary .word").text == said.format("Checked")
-    assert "assert total == 4" in strip.select_one(".cell_input").text
-    assert "@title" not in strip.text and "seen" in strip.select_one(".cell_output").text
-    assert not strip.has_attr("open") and strip.find_parent(class_="cell") is None
-    report = parse_qs(urlsplit(strip.select_one(".report a")["href"]).query)
-    assert report["where"][0].endswith("book/03-toy.html#checked-four")
-    assert report["what"][0].startswith(f"> {strip.select_one('summary .claim').text}")
-    link = strip.parent.select_one("a.headerlink")
-    assert link["href"] == "#checked-four" and link.find_parent("summary") is None
-
-
-def test_a_stored_proof_looks_different(toy):
-    page, said = toy
-    stored, ran = page.select_one("#checked-row"), page.select_one("#checked-four")
-    assert "stored" in stored["class"] and "stored" not in ran["class"]
-    assert stored.select_one(".word").text == said.format("Checked against a record")
-    assert str(stored.select_one("svg.tick")) != str(ran.select_one("svg.tick"))
-
-
 def test_folds_are_called_by_their_titles(toy):
     page, said = toy
     for tag, title in (("tag_setup", "Setup: nothing"), ("tag_solution-a", "Solution")):
         fold = page.select_one(f".{tag} > details")
         assert {name.text for name in fold.select("summary p")} == {said.format(title)}
         assert title not in fold.select_one(".cell_input").text
-
-
-def test_three_folds_in_a_row_lie_in_one_drawer(toy):
-    page, said = toy
-    [drawer] = page.select("details.drawer")
-    assert drawer.find("summary", recursive=False).text == said.format(
-        "Code that this page builds on, in 3 cells"
-    )
-    titles = [
-        cell.select_one("summary p").text for cell in drawer.select(":scope > .cell > details")
-    ]
-    assert titles == [said.format(title) for title in ("North", "East", "South")]
-    assert not drawer.select(".checked") and page.select(".tag_hide-cell > details")
 
 
 def test_the_answer_is_folded_right_below_its_question(toy):
@@ -251,33 +175,6 @@ def test_the_answer_is_folded_right_below_its_question(toy):
     assert "four" in answer.p.text and answer.a["href"].endswith("#fig-square")
     aside = page.select_one("details.aside")
     assert aside.summary.text.strip() == said.format("An aside") and aside.table
-
-
-def test_printed_predictions_get_a_tick_or_a_cross(toy):
-    page, said = toy
-    agree, differ = page.select(".verdict")
-    assert agree["class"] == ["verdict", "agree"] and differ["class"] == ["verdict", "differ"]
-    assert agree.text == f"predicted 4 · measured 4 bytes ({said.format('equal')})"
-    assert differ.text == f"rows:   predicted 4 · measured 6 ({said.format('differs')})"
-    assert len(page.select(".tag_predicted .output.stream")) == 1
-    assert agree.find_parent("pre").text.endswith("\ndone\n")
-
-
-@pytest.mark.parametrize(
-    ("predicted", "measured", "same"),
-    [
-        ("467,720", "467,720 bytes", True), ("8.000", "8.000", True), ("4", "4 bytes per device", True),
-        ("467,720", "467,721 bytes", False), ("4", "46 bytes", False), ("4 MB", "4 GB", False),
-        ("4", "4 or 5", False), ("4", "4.0", False), ("refused", "refused", True),
-        ("refused", "refused by JAX", False), ("4 bytes", "4", False), ("2.1 GB", "2.1 GB kept", True),
-        ("2.1 GB", "2.1 GBs", False), ("refused", "TypeError", True), ("2.1 GB", "2.1 MB kept", False),
-    ],
-)  # fmt: skip
-def test_what_counts_as_equal(predicted, measured, same):
-    assert equal(predicted, measured) == same
-    line = marked(f"a < b: predicted {predicted} ·  measured {measured}")
-    assert ("agree" if same else "differ") in line and "a &lt; b:" in line and "·</i>  <i>" in line
-    assert marked("nothing & more") == "nothing &amp; more"
 
 
 def test_a_figure_is_inlined_with_its_caption_number_and_anchor(toy):
@@ -380,7 +277,6 @@ def test_an_entry_of_a_reference_is_called_by_its_first_cell(book):
             assert section.find(id=old, recursive=False)  # what others linked to still leads there
             assert page.select_one(f'.toc a[href="#{slug}"]')
         assert page.select_one('p a[href="#wrong-axis"]')
-        assert page.select_one("section#only-a-proof #checked-alone") and not page.select("#alone")
         assert page.select_one("section#no-name") and not page.select("#second")
         assert not soup(book, f"{path}book/03-toy.html").select("#sum")  # chapters keep theirs
 
@@ -396,10 +292,10 @@ def test_an_entry_that_is_called_like_another_heading_fails_the_build(book):
         page.write_text(text)
 
 
-def test_claims_captions_and_alternatives_are_messages_of_the_page(book):
+def test_captions_and_alternatives_are_messages_of_the_page(book):
     folder = catalogues.catalogue_folder(book, book.language(PSEUDO))
     found = catalogues.Catalogue(folder / "book" / "03-toy.po").entries
-    for text in ("compiled for CPU, two and two are four", "A square. It has four sides.", "An aside",
+    for text in ("A square. It has four sides.", "An aside",
                  "*The **square** of two, by `math`. A second sentence.*"):  # fmt: skip
         assert text in found
     assert not [text for text in found if text.startswith("![") and "in its line" not in text]
@@ -453,25 +349,3 @@ def test_a_message_is_found_from_its_middle_and_whole(book, asked, there):
         links = [link["href"] for link in page.select("#search-results li a")]
         assert links[0] == f"book/messages-toy.html{there}"
         assert len(links) == len(set(links))
-
-
-def test_an_address_of_a_strip_unfolds_it(book):
-    """The site's script does; a browser's own rule opens only what the target is inside of."""
-    page = in_chromium(book, "book/03-toy.html#checked-four")
-    assert page.select_one("#checked-four").has_attr("open")
-    assert not page.select_one("#checked-row").has_attr("open")
-
-
-def test_no_prediction_of_the_book_gets_a_cross():
-    """A reader takes a cross for a mistake. What a page printed is stored when it is executed."""
-    printed = [
-        (page, predictions.LINE.fullmatch(line), line)
-        for page in BOOK.chapters
-        for cell in found_in_cache(BOOK, page).cells
-        for output in cell.get("outputs", ())
-        if output.output_type == "stream"
-        for line in output.text.splitlines()
-    ]
-    found = [(page, match, line) for page, match, line in printed if match]
-    assert len(found) > 30
-    assert not [(page, line) for page, match, line in found if not equal(match[2], match[4])]

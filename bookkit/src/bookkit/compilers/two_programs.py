@@ -1,8 +1,8 @@
 """Inside the process that runs a page's cells: one of its programs, compiled for CPU, TPU and GPU.
 
-`python -m bookkit.stacks.two_programs` reads a job from its input (second_compiler.py), runs the cells
-of a page one after the other, and after some of them notes programs: it evaluates the code that makes
-one, lowers that for each machine, and writes what each compiler made of it.
+`python -m bookkit.compilers.two_programs` reads a job (second_compiler.py), runs the cells of a page one
+after the other, and after some of them notes programs: it evaluates the code that makes one, lowers
+that for each machine, and writes what each compiler made of it.
 The compilers for TPU and GPU are only looked for where BOOK_OTHER_COMPILERS says; without them the
 program is lowered for TPU, to be hashed, and not compiled for either.
 """
