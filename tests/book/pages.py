@@ -12,6 +12,7 @@ whole process is undone at the end of the `with` block.
 
 import contextlib
 import linecache
+import logging
 import os
 import re
 import sys
@@ -160,6 +161,7 @@ def execute(cell, file, variables):
 def undone():
     """Afterwards the mesh, JAX's and Flax's settings, the environment and the folder are as before."""
     settings = dict(jax.config.values)
+    unraisable, disabled = sys.unraisablehook, logging.root.manager.disable
     with (
         jax.set_mesh(None),
         nnx.use_eager_sharding(True),
@@ -170,6 +172,8 @@ def undone():
         try:
             yield
         finally:
+            sys.unraisablehook = unraisable
+            logging.disable(disabled)
             for name, value in settings.items():
                 if jax.config.values[name] != value:
                     jax.config.update(name, value)
