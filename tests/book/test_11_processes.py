@@ -1,14 +1,207 @@
 """Chapter 11, "Many processes, one program"."""
 
+import re
 import time
 
 import jax
 import numpy as np
 import pytest
 
-from many_devices.processes import Auto, Job, run_together, say
+from many_devices.data import images_BI, labels_B, train
+from many_devices.processes import START, Auto, Job, run_together, say
+from pages import BOOK, check_exercise, exercises_of
 
+PAGE = "11-processes"
 SECONDS = 4
+
+
+def lines(life):
+    """What a process said, without the launcher's own lines."""
+    return life.log[1:-1]
+
+
+def losses_of(life):
+    return np.array([float(line) for line in lines(life) if not line.startswith("reads")])
+
+
+def losses_in_the_notebook(page):
+    """What `fit` says in one process with eight devices: its steps are those of the page's runs."""
+    said, before = [], page.variables["say"]
+    page.variables["say"] = lambda *words: said.append(" ".join(map(str, words)))
+    try:
+        page.fit(**page.given)
+    finally:
+        page.variables["say"] = before
+    return np.array([float(line) for line in said if not line.startswith("reads")])
+
+
+# Two processes, one mesh
+
+
+def test_the_page_quotes_the_lines_that_each_program_begins_with():
+    """The block on the page is what the launcher writes at the top of each file."""
+    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (BOOK / f"{PAGE}.md").read_text("utf-8"))
+    assert block.strip() == START.strip()
+
+
+def test_each_process_has_its_own_devices_and_sees_all(page):
+    """Two processes of four devices each see the same eight, in one program."""
+    for number, life in enumerate(page.hello_lives):
+        assert life.code == 0 and life.log[0] == "connected" and life.log[-1] == "ended"
+        assert lines(life)[:2] == [f"process {number} of 2", "4 of 8 devices are mine"]
+
+
+def test_each_holds_half_of_an_array_and_both_know_its_sum(page):
+    """Each process holds half of x, and yet both print the sum of all 16 numbers."""
+    for number, life in enumerate(page.hello_lives):
+        mine = " ".join(map(str, range(8 * number, 8 * (number + 1))))
+        assert lines(life)[2:] == [f"my numbers: {mine}", "the sum of all: 120.0"]
+
+
+# Read, print, save
+
+
+def test_a_global_array_is_printed_by_shape_and_cannot_be_read(page):
+    """print shows only shape and dtype, and np.asarray raises, because neither holds all of it."""
+    for life in page.look_lives:
+        assert lines(life)[:3] == [
+            "print: Array(shape=(16,), dtype=float32)",
+            "x.is_fully_addressable: False",
+            "np.asarray: RuntimeError",
+        ]
+
+
+def test_process_allgather_reads_all_of_it_in_every_process(page):
+    """multihost_utils.process_allgather(x, tiled=True), which all run, returns the whole array."""
+    for life in page.look_lives:
+        assert lines(life)[3] == "process_allgather: 120.0"
+
+
+def test_only_process_0_prints_the_message(page):
+    """Behind `if jax.process_index() == 0` process 0 prints what it already has."""
+    assert [len(lines(life)) for life in page.look_lives] == [5, 4]
+    assert lines(page.look_lives[0])[4].startswith("Fetching value for `jax.Array` that spans non-")
+
+
+# Feed
+
+
+def test_the_rows_of_a_process_follow_from_the_mesh(page):
+    """Half of the rows on the first two meshes; all rows where the border cuts `model`."""
+    assert [lines(life) for life in page.rows_lives] == [
+        [
+            "8 rows, 0 to 7, on data",
+            "8 rows, 0 to 7, on data x model",
+            "16 rows, 0 to 15, on model x data",
+        ],
+        [
+            "8 rows, 8 to 15, on data",
+            "8 rows, 8 to 15, on data x model",
+            "16 rows, 0 to 15, on model x data",
+        ],
+    ]
+
+
+def test_each_process_reads_only_its_share(page):
+    """Two processes read half of the 64 rows of each batch, four a quarter."""
+    for lives, rows in [(page.two_lives, 32), (page.four_lives, 16)]:
+        for life in lives:
+            assert lines(life)[::2] == [f"reads {rows} rows"] * page.given["steps"]
+
+
+def test_without_the_global_shape_the_batch_doubles(page):
+    """Each process passed all 16 rows, and the batch has 32: nothing is raised."""
+    for life in page.silent_lives:
+        assert life.code == 0 and lines(life)[0] == "a batch of 32"
+
+
+def test_copies_that_differ_are_called_replicated(page):
+    """0 in one process and 1 in the other, and is_fully_replicated is True."""
+    for number, life in enumerate(page.silent_lives):
+        mine = f"mine: [{number}. {number}. {number}.]"
+        assert lines(life)[1:] == ["equal copies? True", mine]
+
+
+def test_every_row_twice_is_the_same_loss(page):
+    """A step then works on every row twice: the same loss, for twice the work."""
+    mesh = page.data_mesh()
+    batch = images_BI[train][:64], labels_B[train][:64], np.ones(64, "float32")
+    twice = tuple(np.concatenate([part, part]) for part in batch)
+    step = page.compiled_step(mesh)
+    losses = [step(*page.new_state(mesh), rows)[2] for rows in (batch, twice)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_with_the_global_shape_it_has_16_rows(page):
+    """With (16,) the batch has 16 rows even if each process passes all of them."""
+    for life in page.check_lives:
+        assert life.log[1:] == ["16 rows, their sum 120"]
+
+
+def test_assert_equal_finds_what_differs(page):
+    """multihost_utils.assert_equal raises in both processes, and shows both values."""
+    for life in page.check_lives:
+        assert life.code == 1 and "AssertionError: seeds differ" in life.errors
+        assert "[7 8]" in life.errors
+
+
+# The training step
+
+
+def test_a_device_stores_one_eighth_of_the_columns(page):
+    """new_state initialises the two matrices sharded, in pieces of one eighth of their columns."""
+    weights, momentum = page.new_state(page.data_mesh())
+    pieces = {name: w.addressable_shards[0].data.shape for name, w in weights.items()}
+    assert pieces == {"w_IF": (64, 32), "w_FV": (256, 2)}
+    assert all(not np.asarray(m).any() for m in momentum.values())
+
+
+def test_all_processes_of_a_run_have_the_same_losses(page):
+    """Each process prints the same losses, to the last digit."""
+    assert (len(page.two_lives), len(page.four_lives)) == (2, 4)
+    for lives in (page.two_lives, page.four_lives):
+        for life in lives:
+            assert life.code == 0 and life.log == lives[0].log
+
+
+def test_one_two_and_four_processes_have_the_same_losses(page):
+    """The losses of this notebook, of two processes and of four are the same to rounding."""
+    in_notebook = losses_in_the_notebook(page)
+    assert len(in_notebook) == page.given["steps"] and in_notebook[-1] < in_notebook[0]
+    for lives in (page.two_lives, page.four_lives):
+        np.testing.assert_allclose(losses_of(lives[0]), in_notebook, rtol=1e-5)
+
+
+def test_the_first_loss_is_that_of_the_whole_model_on_the_first_64_rows(page):
+    """The same loss without sharding, in a few lines of NumPy."""
+    weights = jax.tree.map(np.asarray, page.new_state(page.data_mesh())[0])
+    hidden = images_BI[train][:64] @ weights["w_IF"]
+    logits = hidden / (1 + np.exp(-hidden)) @ weights["w_FV"]
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    expected = -log_p[np.arange(64), labels_B[train][:64]].mean()
+    np.testing.assert_allclose(losses_of(page.two_lives[0])[0], expected, rtol=1e-5)
+
+
+# Launch
+
+
+def test_a_process_that_was_not_told_of_the_other_ends_with_code_1(page):
+    """`expect` says how many processes and devices were asked for, and how many were found."""
+    assert page.alone.code == 1 and "found 1 with 4" in page.alone.errors
+
+
+def test_two_processes_that_know_each_other_go_on(page):
+    """Found as asked for, both go on."""
+    assert [life.code for life in page.both] == [0, 0]
+    assert all(life.log == ["connected", "as asked for", "ended"] for life in page.both)
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)
+
+
+# What a late process does to gloo: on the page about failures
 
 
 def meet_late(name, seconds):

@@ -5,7 +5,18 @@ import inspect
 
 import pytest
 
-from many_devices import checkpoints, checks, fsdp, helpers, logical, model, stack, training
+from many_devices import (
+    checkpoints,
+    checks,
+    fsdp,
+    helpers,
+    logical,
+    model,
+    plain_fsdp,
+    processes,
+    stack,
+    training,
+)
 from pages import cells_of
 
 # Where a page introduces what later pages import: the same statements, apart from layout.
@@ -57,6 +68,13 @@ SHOWN = [
     ("09-fsdp", fsdp.fsdp_spec),
     ("09-fsdp", fsdp.gather),
     ("09-fsdp", fsdp.global_norm),
+    ("11-processes", processes.data_mesh),
+    ("11-processes", processes.rows_here),
+    ("11-processes", plain_fsdp.new_state),
+    ("11-processes", plain_fsdp.gather),
+    ("11-processes", plain_fsdp.mean_loss),
+    ("11-processes", plain_fsdp.step),
+    ("11-processes", plain_fsdp.compiled_step),
 ]
 
 

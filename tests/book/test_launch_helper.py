@@ -1,6 +1,7 @@
-"""The helper of chapter 11 that starts processes: none is left, whatever happens to those who wait.
+"""The launcher of chapter 11, many_devices.processes: no process is left, whatever happens to those
+who wait.
 
-The helper's own cell runs in a process of its own, which is told to do one thing and is then left
+It runs in a process of its own, which is told to do one thing and is then left
 alone, fails, or is interrupted, as a kernel is by the stop button of a notebook.
 """
 
@@ -17,11 +18,11 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from bookkit.model.chapter import load_chapter
+from many_devices import processes
 
-pytestmark = pytest.mark.newest  # of kernels and setup cells: once is enough
+pytestmark = pytest.mark.newest  # of kernels: once is enough
 
-ROOT = Path(__file__).resolve().parents[2]
+SOURCE = Path(processes.__file__).read_text("utf-8")
 
 PROGRAMS = """
 def sleeps(seconds):
@@ -40,12 +41,10 @@ def ends_badly():
 
 @pytest.fixture(scope="module")
 def helper(tmp_path_factory):
-    """A module that holds the helper, as the chapter has it, and two programs to start."""
+    """A module that holds the launcher and two programs to start."""
     folder = tmp_path_factory.mktemp("helper")
-    cells = load_chapter(ROOT / "book" / "11-processes.md").code
-    (source,) = [cell.source for cell in cells if "shared-launch" in cell.tags]
-    # `inspect` finds the source of what stands in a file.
-    (folder / "helper.py").write_text(f"{source}\n\nimport jax\n{PROGRAMS}")
+    # `inspect` finds the source of what is in a file.
+    (folder / "helper.py").write_text(f"{SOURCE}\n\n{PROGRAMS}")
     return folder
 
 
@@ -82,6 +81,7 @@ def alive(numbers):
         except FileNotFoundError:
             return False
         return state != "Z"  # dead, and waits to be asked how it ended
+
     return [number for number in numbers if lives(number)]
 
 
@@ -162,9 +162,7 @@ def test_the_watchdog_ends_those_whose_notebook_was_killed(helper):
 
 @needs_proc
 def test_the_stop_button_of_a_notebook_leaves_nothing(helper):
-    """In a real kernel, from the chapter's own cells."""
-    cells = load_chapter(ROOT / "book" / "11-processes.md").code
-    (source,) = [cell.source for cell in cells if "shared-launch" in cell.tags]
+    """In a real kernel, where it is a cell."""
     manager, client = start_new_kernel(cwd=str(helper))
     try:
         said = []
@@ -173,7 +171,7 @@ def test_the_stop_button_of_a_notebook_leaves_nothing(helper):
             said.append(message["content"].get("text", ""))
 
         # A cell of its own for each, as in the chapter: `inspect` reads programs from their cells.
-        for cell in (f"{source}\nprint(disk)", PROGRAMS):
+        for cell in (f"{SOURCE}\nprint(disk)", PROGRAMS):
             reply = client.execute_interactive(cell, timeout=60, output_hook=heard)
             assert reply["content"]["status"] == "ok", reply["content"]
         folder = "".join(said).strip()
