@@ -13,6 +13,7 @@ from orbax.checkpoint import v1 as ocp
 
 from full_disk import nearly_full_disk, quiet_orbax  # noqa: F401
 from many_devices.checkpoints import mesh_of, message_of
+from pages import check_exercise, exercises_of
 
 PAGE = "failed-loads"
 P = jax.P
@@ -186,3 +187,8 @@ def test_the_moments_of_an_optimizer_lose_half_of_their_bits_too(page, tmp_path)
     page.assert_same_dtypes(tmp_path / "moments", asked)
     with pytest.raises(AssertionError, match="bfloat16 for float32"):
         page.assert_same_dtypes(tmp_path / "moments", short)
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)
