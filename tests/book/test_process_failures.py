@@ -1,8 +1,10 @@
 """The page "When one process fails": who ends the waiting, and which one was first.
 
-All jobs run side by side, two processes each, with short limits.
+The page runs six failures and a barrier; the jobs of this file run side by side. Two processes each,
+with short timeouts.
 """
 
+import inspect
 import os
 import signal
 import time
@@ -11,8 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from many_devices.processes import Auto, Job, run_together, say
+from many_devices.processes import Auto, Job, reason, run_together, say, stood_at
+from pages import check_exercise, exercises_of
 
+PAGE = "process-failures"
 ABORTED, KILLED = -signal.SIGABRT, -signal.SIGKILL
 BY_JAX = "Terminating process because the JAX distributed service detected fatal errors"
 LIMITS = {
@@ -27,26 +31,16 @@ def spread():
     return jax.device_put(np.arange(16.0), jax.NamedSharding(mesh, jax.P("data")))
 
 
-def fails(how, victim):
-    """Add up twice; in between the process `victim` fails."""
+def crash():
+    """Add up twice; in between process 1 aborts, as a failed check in C++ does."""
     x = spread()
     try:
         say("the sum:", float(x.sum()))
-        if jax.process_index() == victim:
-            if how == "crash":
-                os.abort()  # as a failed check in C++ does
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("a row that cannot be read")
+        if jax.process_index() == 1:
+            os.abort()
         say("the sum:", float(x.sum()))
     finally:
         say("finally")
-
-
-def only_the_first():
-    x = spread()
-    if jax.process_index() == 0:  # and nobody else
-        say("the sum:", float(x.sum()))
 
 
 def long_end(seconds):
@@ -57,19 +51,28 @@ def long_end(seconds):
     say("saved")
 
 
-def job(program, limits=LIMITS, started=None, **given):
-    return Job(program, 2, 2, (spread,), given, limits, started=started, dies=True)
+def survive():
+    from jax.experimental.multihost_utils import live_devices
+
+    say("the sum:", float(spread().sum()))
+    if jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(7)  # until the coordinator has missed its heartbeats
+    with live_devices(jax.devices()) as alive:
+        say(f"{len(alive)} of {jax.device_count()} devices are left")
+    y = jax.device_put(np.arange(16.0), alive[0])
+    say("the sum on one of these:", float(y.sum()))
+
+
+def job(program, limits=LIMITS, devices=2, settings=None, **given):
+    return Job(program, 2, devices, (spread,), given, limits, settings or {}, dies=True)
 
 
 JOBS = {
-    "crash": job(fails, how="crash", victim=1),
-    "raised": job(fails, how="raise", victim=1),
-    "killed": job(fails, how="kill", victim=1),
-    "coordinator killed": job(fails, how="kill", victim=0),
-    "missing": job(only_the_first, LIMITS | {"initialization_timeout": 3}, started=(0,)),
-    "only the first": job(only_the_first),
+    "crash": job(crash),
     "long end": job(long_end, seconds=12),
     "long end, enough time": job(long_end, LIMITS | {"shutdown_timeout_seconds": 60}, seconds=6),
+    "survive": job(survive, devices=4, settings={"JAX_ENABLE_RECOVERABILITY": "1"}),
 }
 
 
@@ -87,6 +90,90 @@ def said_by_jax(lives):
     return [BY_JAX in " ".join(life.errors.split()) for life in lives]
 
 
+def steps_until(last):
+    return ["connected"] + [f"step {number}: 120.0" for number in range(last)]
+
+
+# The six failures of the page
+
+
+def test_the_defaults_of_the_three_timeouts(page):
+    """300 s until all have called initialize, 100 s for a heartbeat, 300 s at the end."""
+    defaults = inspect.signature(jax.distributed.initialize).parameters
+    assert [defaults[name].default for name in page.limits] == [300, 100, 300]
+
+
+def test_a_killed_process_ends_the_other_when_heartbeats_are_missing(page):
+    """JAX aborts the one that waits in its sum, some seconds later, and names task 1."""
+    survivor, victim = page.failures["killed"]
+    assert (survivor.code, victim.code) == (ABORTED, KILLED)
+    assert survivor.log == victim.log == steps_until(3)
+    assert reason(survivor).endswith("(stopped sending heartbeats): 1")
+    assert 2 < survivor.ended - victim.ended < 60
+
+
+def test_a_stuck_process_is_ended_by_watchdogs(page):
+    """Both end with code 1, and the lines show which one slept and which one waited."""
+    waits, sleeps = page.failures["stuck"]
+    assert (waits.code, sleeps.code) == (1, 1)
+    assert "sleep" in stood_at(sleeps) and "x.sum()" in stood_at(waits)
+
+
+def test_jax_does_not_end_a_stuck_process(page):
+    """It outlived the heartbeat's timeout, because its heartbeats went on: JAX aborted nobody."""
+    waits, sleeps = page.failures["stuck"]
+    assert waits.ended - waits.times[0] > page.limits["heartbeat_timeout_seconds"] + 1
+    assert not any(said_by_jax([waits, sleeps]))
+    assert "finally" not in waits.log + sleeps.log
+
+
+def test_after_an_exception_both_are_aborted_at_the_shutdown_barrier(page):
+    """The one that raised waits at its end; the exit code 1 is nowhere, the traceback in its log."""
+    waits, raised = page.failures["raised"]
+    assert codes([waits, raised]) == [ABORTED, ABORTED]
+    assert all("Shutdown barrier" in reason(life) for life in (waits, raised))
+    assert "ValueError" in raised.errors and "ValueError" not in waits.errors
+
+
+def test_the_abort_runs_no_finally_and_after_an_exception_it_had_run(page):
+    """The abort itself runs no `finally`; a process that raised an exception had run its own."""
+    waits, raised = page.failures["raised"]
+    assert raised.log[-1] == "finally" and "finally" not in waits.log
+    killed = page.failures["killed"] + page.failures["coordinator killed"]
+    assert not any("finally" in life.log for life in killed)
+
+
+def test_a_killed_coordinator_ends_the_other_at_once(page):
+    """The connection breaks, so nobody waits for a heartbeat."""
+    leader, follower = page.failures["coordinator killed"]
+    survivor, victim = page.failures["killed"]
+    assert (leader.code, follower.code) == (KILLED, ABORTED)
+    assert follower.ended - leader.ended < survivor.ended - victim.ended
+
+
+def test_a_missing_process_ends_the_other_in_initialize(page):
+    """It aborts with `Deadline Exceeded` and never connected."""
+    (life,) = page.failures["missing"]
+    assert life.code == ABORTED and life.log == []
+    assert "DEADLINE_EXCEEDED: Deadline Exceeded" in reason(life)
+
+
+def test_a_sum_of_the_first_alone_ends_at_the_shutdown_barrier(page):
+    """Process 1 skips the `if` and waits at its end; process 0 never has its sum."""
+    first, other = page.failures["only the first"]
+    assert codes([first, other]) == [ABORTED, ABORTED]
+    assert first.log == ["connected"] and other.log == ["connected", "ended"]
+
+
+def test_jax_says_of_each_process_that_it_aborts(page):
+    """In each of the page's failures, those that end with code -6 wrote that JAX terminates them."""
+    for lives in page.failures.values():
+        assert [life.code == ABORTED for life in lives] == said_by_jax(lives)
+
+
+# Which one was first
+
+
 def test_a_crash_in_cpp_has_the_code_of_jax_abort(lives):
     """Code -6 is an abort: JAX's, of a process that waits, or a crash in C++ of the culprit."""
     assert codes(lives["crash"]) == [ABORTED, ABORTED]
@@ -95,22 +182,13 @@ def test_a_crash_in_cpp_has_the_code_of_jax_abort(lives):
 def test_only_jax_abort_has_the_line_that_says_so(lives):
     """A process that JAX aborted wrote that JAX terminates it; one that crashed by itself did not."""
     assert said_by_jax(lives["crash"]) == [True, False]
+    assert not any("finally" in life.log for life in lives["crash"])
 
 
-@pytest.mark.parametrize("name, by_jax", [
-    ("raised", [0, 1]), ("killed", [0]), ("coordinator killed", [1]), ("missing", [0]),
-    ("only the first", [0, 1]), ("long end", [0, 1]),
-])  # fmt: skip
-def test_jax_says_of_each_process_that_it_aborts(lives, name, by_jax):
-    """In each of the page's failures, those that end with code -6 wrote that JAX terminates them."""
-    ended = [n for n, life in enumerate(lives[name]) if life.code == ABORTED]
-    assert ended == by_jax == [n for n, said in enumerate(said_by_jax(lives[name])) if said]
-
-
-def test_the_task_that_is_named_unhealthy_was_the_first_whatever_its_exit_code(lives):
+def test_the_task_that_is_named_unhealthy_was_the_first_whatever_its_exit_code(page, lives):
     """`unhealthy (stopped sending heartbeats)` names the culprit, killed or crashed."""
-    for name, code in {"crash": ABORTED, "killed": KILLED}.items():
-        survivor, victim = lives[name]
+    for both, code in [(lives["crash"], ABORTED), (page.failures["killed"], KILLED)]:
+        survivor, victim = both
         said = " ".join(survivor.errors.split())
         assert "unhealthy (stopped sending heartbeats): 1" in said and victim.code == code
 
@@ -132,10 +210,32 @@ def test_it_is_aborted_in_the_middle_of_its_work(lives):
     assert all("saved" in life.log for life in lives["long end, enough time"])
 
 
-def test_the_abort_runs_no_finally_and_after_an_exception_it_had_run(lives):
-    """The abort itself runs no `finally`; a process that raised an exception had run its own."""
-    waits, raised = lives["raised"]
-    assert codes(lives["raised"]) == [ABORTED, ABORTED]
-    assert "finally" in raised.log and "ValueError" in raised.errors
-    assert "finally" not in waits.log
-    assert not any("finally" in life.log for life in lives["crash"])
+# A barrier with a timeout, and those that go on
+
+
+def test_the_barrier_names_the_missing_process(page):
+    """Both processes get an exception that says who is missing, first the one that was in time."""
+    for life in page.late_lives:
+        assert "DEADLINE_EXCEEDED: Barrier timed out" in life.log[1]
+        assert "reached the barrier: 1/2" in life.log[1] and life.log[1].endswith("names: 1")
+    assert page.late_lives[0].times[1] < page.late_lives[1].times[1]
+
+
+def test_after_the_barrier_both_end_with_code_1(page):
+    """Both raise, and both reach the shutdown barrier in time."""
+    assert codes(page.late_lives) == [1, 1]
+
+
+def test_with_recoverability_the_other_counts_and_uses_what_is_left(lives):
+    """After process 1 is killed, process 0 counts four devices and computes on one of them."""
+    assert codes(lives["survive"]) == [0, KILLED]
+    assert lives["survive"][0].log[1:-1] == [
+        "the sum: 120.0",
+        "4 of 8 devices are left",
+        "the sum on one of these: 120.0",
+    ]
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)
