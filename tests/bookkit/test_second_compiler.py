@@ -148,7 +148,7 @@ column_sums, x
 def test_a_program_can_have_more_devices_than_the_page(tmp_path):
     book = toy(tmp_path, table=WIDE)
     page = book.source("book/01-toy")
-    setup = (ROOT / "book" / "cells" / "setup.py").read_text("utf-8")
+    setup = (ROOT / "companion" / "setup_cell.py").read_text("utf-8")
     shown = code(setup.rstrip("\n"), "setup") + "\n\n" + code(SHOWN, "id-sums")
     page.write_text(f"{FRONT}\n# A toy\n\n{shown}\n")
     load_chapter.cache_clear()
