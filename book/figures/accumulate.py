@@ -45,7 +45,7 @@ def panel(top, title, reductions):
         text(0, top, title, 14, bold=True),
         text(360, top, kept(f"{wire:.1f} ms"), 12, "end"),
         text(0, upper + HIGH / 2 + 4, say("compute"), 12),
-        text(0, lower + 13, say("wire"), 12),
+        text(0, lower + 13, say("links"), 12),
     ]
     return drawn, lower + LOW, f"{title} {wire:.1f} milliseconds"
 
@@ -61,14 +61,14 @@ def draw():
         words = str(ms) if ms else kept("0 ms")
         parts.append(text(x_of(ms), axis + 16, words, 11, "middle", opacity=0.8))
     speeds = say(
-        "one H100: {flops} Tflop/s, wire {wire} GB/s",
+        "one H100: {flops} Tflop/s, links {links} GB/s",
         flops=f"{FLOPS / 1e12:.0f}",
-        wire=f"{WIRE / 1e9:.0f}",
+        links=f"{WIRE / 1e9:.0f}",
     )
     parts.append(text(0, axis + 38, speeds, 11, opacity=0.85))
     says = (
         "Two timelines of one training step with four microbatches, each with a lane for compute "
-        "and a lane for the wire: first the forward passes 1 to 4, then the backward passes 4 to 1. "
+        "and a lane for the links: first the forward passes 1 to 4, then the backward passes 4 to 1. "
         f"{careless}: an all-reduce follows each backward pass. "
         f"{once}: one all-reduce follows the last."
     )

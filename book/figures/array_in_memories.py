@@ -57,7 +57,7 @@ def array():
         text(
             LEFT + CELL * SIDE / 2,
             TOP - 10,
-            say("{dimension} by {axis}", dimension="D", axis=axis("model", MODEL)),
+            say("{dimension} along {axis}", dimension="D", axis=axis("model", MODEL)),
             12,
             "middle",
         ),
@@ -65,7 +65,7 @@ def array():
         + text(
             LEFT - 9,
             middle,
-            say("{dimension} by {axis}", dimension="B", axis=axis("data", DATA)),
+            say("{dimension} along {axis}", dimension="B", axis=axis("data", DATA)),
             12,
             "middle",
         )
@@ -87,7 +87,7 @@ def memories():
             frame(x, y, CELL * WIDE, CELL * HIGH),
             *numbers(x, y, *shard(device), HIGH, WIDE),
         ]
-    drawn.append(text(BOXES, TOP + CELL * SIDE + 36, say("bold: the number of a device"), 11))
+    drawn.append(text(BOXES, TOP + CELL * SIDE + 36, say("bold: device number"), 11))
     return drawn
 
 

@@ -66,8 +66,9 @@ def target():
     parts += [arrow(disk + side + 20, top + side + 14, disk + side + 20, middle + 10)]
     says = (
         "Left: an array of 8 by 8 in eight pieces on a 2 by 4 mesh. Middle: on disk, one array in "
-        "eight chunks without device numbers. Right: the target asks for two halves by rows, and "
-        "two devices get four rows each. The checkpoint knows the values, the target the places."
+        "eight chunks without device numbers. Right: the target specifies two halves of the rows, "
+        "and two devices get four rows each. The values come from the checkpoint, the shardings "
+        "from the target."
     )
     return figure(360, top + side + 66, says, parts)
 

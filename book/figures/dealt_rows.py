@@ -1,4 +1,4 @@
-"""Figure: 64 rows on eight devices in four parts, dealt like cards or cut into blocks."""
+"""Figure: 64 rows on eight devices in four parts, dealt like cards or in blocks of consecutive rows."""
 
 from kit import INK, figure, frame, rect, say, text, write
 
@@ -34,11 +34,12 @@ def panel(left, title, part_of):
 
 def draw():
     dealt, all_have = panel(0, say("Dealt"), lambda row: row % PARTS)
-    blocks, some_have = panel(196, say("Cut into blocks"), lambda row: row // (ROWS // PARTS))
+    blocks, some_have = panel(196, say("Consecutive rows"), lambda row: row // (ROWS // PARTS))
     says = (
         "Eight columns, the devices, with eight rows of the batch each; a number is the part that "
-        f"a row belongs to. Dealt, each of {all_have} devices has two rows of part 0. Cut into "
-        f"blocks, part 0 lies on {some_have} devices, and the other {DEVICES - some_have} have none."
+        f"a row belongs to. Dealt, each of {all_have} devices has two rows of part 0. With "
+        f"consecutive rows, part 0 is on {some_have} devices, and the other "
+        f"{DEVICES - some_have} have none."
     )
     return {"dealt_rows": figure(360, 40 + HIGH * EACH + 22, says, dealt + blocks)}
 

@@ -1,6 +1,6 @@
 """Figure: 49 products of sharded matrices in Explicit mode, as JAX types them.
 
-A row is a sharding of A, a column a sharding of B, a cell the sharding of A · B. JAX is asked on an
+A row is a sharding of A, a column a sharding of B, a cell the sharding of A · B. JAX answers on an
 abstract mesh, so no device is needed. Something moves where one contracted dimension is sharded.
 """
 
@@ -25,7 +25,7 @@ BOX, STEP, LEFT, TOP = 30, 43, 62, 70  # px
 
 
 def product(a_spec, b_spec):
-    """The spec of A · B, or None where JAX refuses."""
+    """The spec of A · B, or None where JAX raises an error."""
 
     def abstract(spec):
         sharding = NamedSharding(MESH, P(*spec))
@@ -59,7 +59,7 @@ def matrix(x, y, spec):
     return drawn
 
 
-def refused(x, y):
+def cross(x, y):
     a, b, more = BOX * 0.3, BOX * 0.7, ' stroke-opacity=".55" stroke-linecap="round"'
     return [
         line([(x + a, y + a), (x + b, y + b)], INK, 2, more),
@@ -78,10 +78,10 @@ def key(y):
         text(0, 12, say("halves by {data}, quarters by {model}", data=data, model=model), 12),
         text(LEFT - 16, 50, "B", 14, bold=True),
         text(10, TOP + BOX / 2 + 5, "A", 14, bold=True),
-        *refused(-4, y - 19),
-        text(22, y, say("refused"), 12),
-        dot(62, y - 7),
-        text(108, y, say("accepted, and something moves"), 12),
+        *cross(-4, y - 19),
+        text(22, y, say("raises an error"), 12),
+        dot(120, y - 7),
+        text(166, y, say("no error, but something moves"), 12),
     ]
 
 
@@ -102,15 +102,15 @@ def draw():
         for j, b_spec in enumerate(SPECS):
             x, y = LEFT + STEP * j, TOP + 2 + STEP * i
             spec = answers[a_spec, b_spec]
-            parts += refused(x, y) if spec is None else matrix(x, y, spec)
+            parts += cross(x, y) if spec is None else matrix(x, y, spec)
             if (a_spec, b_spec) in costly:
                 parts.append(dot(x, y))
     says = (
         f"{len(answers)} products of two matrices, each sharded in one of {len(SPECS)} ways by "
-        f"data and model. {len(accepted) - len(costly)} are accepted and need no communication, "
-        f"{len(costly)} are accepted and something moves, {len(answers) - len(accepted)} are "
-        "refused. The rows of a product are sharded like the rows of A, its columns like the "
-        "columns of B; refused are a contraction that is sharded in both, and one axis twice."
+        f"data and model. {len(accepted) - len(costly)} need no communication, "
+        f"for {len(costly)} something moves, and {len(answers) - len(accepted)} raise an error. "
+        "The rows of a product are sharded like the rows of A, its columns like the columns of B. "
+        "An error is raised if the contraction is sharded in both, or if one axis appears twice."
     )
     return {"explicit_products": figure(362, bottom + 30, says, parts + key(bottom + 24))}
 

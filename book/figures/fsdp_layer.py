@@ -51,7 +51,7 @@ def y_of(n):
 def draw():
     operations = [*FORWARD, *BACKWARD]
     parts = [
-        text(LANES["wire"][0], 13, say("wire"), 12, bold=True),
+        text(LANES["wire"][0], 13, say("links"), 12, bold=True),
         text(LANES["compute"][0], 13, say("arithmetic"), 12, bold=True),
         text(BARS - 4, 13, say("whole in memory"), 12, bold=True),
     ]

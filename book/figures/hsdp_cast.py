@@ -36,7 +36,7 @@ def panel(top, title, order, pieces):
         arrow(middle + 1, centre, NODE + 6, centre, DATA),
         arrow(middle - 1, centre, NODE + GAP - 6, centre, DATA),
         text(middle, centre - 10, say("{count} bytes", count=f"{size:,}"), 12, "middle", True),
-        text(middle, centre + 20, say("of each device"), 11, "middle", opacity=0.85),
+        text(middle, centre + 20, say("per device"), 11, "middle", opacity=0.85),
     ]
     said = f"{title}: each device reduces {size:,} bytes with its partner in the other node"
     return parts, upper + HIGH + 52, said

@@ -17,7 +17,7 @@ def draw():
         text(LEFT + SIDE / 2, 14, say("in the module"), 13, "middle", True),
         text(LEFT + SIDE / 2, 31, say("whole, on each device"), 11.5, "middle", opacity=0.8),
         text(RIGHT + SIDE / 2, 14, say("stored"), 13, "middle", True),
-        text(RIGHT + SIDE / 2, 31, say("one piece a device"), 11.5, "middle", opacity=0.8),
+        text(RIGHT + SIDE / 2, 31, say("one piece per device"), 11.5, "middle", opacity=0.8),
         rect(LEFT, TOP, SIDE, SIDE, DATA, 0.3),
         frame(LEFT, TOP, SIDE, SIDE, opacity=0.6),
         text(LEFT + SIDE / 2, middle + 4, kept(f"{SIZE} × {SIZE}"), 12, "middle"),

@@ -36,7 +36,7 @@ def logical_axes():
     drawn = [
         text(left + 42, 14, say("the weight"), 12.5, "middle", True),
         text(table + 60, 14, say("the table"), 12.5, "middle", True),
-        text(right + 48, 14, say("the array lies"), 12.5, "middle", True),
+        text(right + 48, 14, say("its sharding"), 12.5, "middle", True),
     ]
     middle = 112  # of the weight, between the two tables
     drawn += [
@@ -68,8 +68,9 @@ def logical_axes():
         drawn.append(arrow(100, y + 27, table - 5, y + 27))
     says = (
         "One weight, w_DF, with its dimensions named embed and hidden. The table by_columns maps "
-        "embed to None and hidden to model, and the array lies in four groups of columns. The "
-        "table by_rows maps embed to model and hidden to None, and it lies in four groups of rows."
+        "embed to None and hidden to model, and the array is sharded into four groups of columns. "
+        "The table by_rows maps embed to model and hidden to None, and it is sharded into four "
+        "groups of rows."
     )
     return figure(360, 208, says, drawn)
 

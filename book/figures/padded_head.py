@@ -33,7 +33,7 @@ def cuts(y, count):
 
 def draw():
     sizes = {"columns": CLASSES, "devices": PARTS}
-    words = say("{columns} columns ÷ {devices}: the cuts fall inside columns", **sizes)
+    words = say("{columns} columns ÷ {devices}: borders fall inside columns", **sizes)
     parts = [text(LEFT, 16, words, 12.5)]
     parts += cells(32, CLASSES) + cuts(32, CLASSES)
     sizes = {"columns": PADDED, "devices": PARTS, "each": PADDED // PARTS}
@@ -50,8 +50,8 @@ def draw():
             text(x, 224, kept(f"z{n}") if n < CLASSES else "−∞", 12, "middle", n >= CLASSES)
         )
     says = (
-        f"A head with {CLASSES} columns on {PARTS} positions of model: equal parts would cut "
-        f"columns in two. Padded to {PADDED}, each device has {PADDED // PARTS} columns; the "
+        f"A head with {CLASSES} columns on {PARTS} positions of model: equal parts would end "
+        f"inside columns. Padded to {PADDED}, each device has {PADDED // PARTS} columns; the "
         "last two are padding, and their logits are minus infinity."
     )
     return {"padded_head": figure(360, 232, says, parts)}

@@ -57,7 +57,7 @@ def processes_mesh():
     drawn.append(text(0, 176, words, 12))
     says = (
         "Two boxes, process 0 and process 1, run the same program, with four devices each. One mesh "
-        "axis, data, runs through all eight devices. Numbers 0 to 7 of an array lie in process 0, "
+        "axis, data, runs through all eight devices. Numbers 0 to 7 of an array are in process 0, "
         "8 to 15 in process 1."
     )
     return figure(360, 182, says, drawn)

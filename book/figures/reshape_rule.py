@@ -1,6 +1,6 @@
 """Figures of chapter 7: what a reshape does with pieces.
 
-`reshape_rule`: sixteen numbers on four devices become 4 by 4 (accepted) or 2 by 8 (refused).
+`reshape_rule`: sixteen numbers on four devices become 4 by 4 or 2 by 8, which raises an error.
 `microbatches`: eight rows on two devices, split into two microbatches in two orders.
 A piece is a run of neighbours, so both drawings need the position of each number only.
 """
@@ -35,23 +35,23 @@ def rule():
     parts += [arrow(88, 44, 88, 72), text(96, 63, kept("reshape(4, 4)"), 12, bold=True)]
     parts += [arrow(262, 44, 262, 72), text(270, 63, kept("reshape(2, 8)"), 12, bold=True)]
     parts.append(text(one, 92, kept("[4@model, 4]"), 12))
-    parts.append(text(other, 92, say("refused"), 12, bold=True))
+    parts.append(text(other, 92, say("raises an error"), 12, bold=True))
     for row in range(4):
         numbers = range(4 * row, 4 * row + 4)
         parts += cells(one, top - 16 + HIGH * row, numbers, width, piece, MODEL, tints)
         parts.append(text(one - 8, top - 2 + HIGH * row, str(row), 11, "end", opacity=0.8))
-    parts.append(text(one, top + 82, say("row = device"), 11, opacity=0.8))
+    parts.append(text(one, top + 82, say("each row on one device"), 11, opacity=0.8))
     # to 2 by 8
     for row in range(2):
         numbers = range(8 * row, 8 * row + 8)
         y = top - 16 + 32 * row
         parts += cells(other, y, numbers, width, piece, MODEL, tints)
         parts.append(frame(other - 1, y - 1.5, 8 * width + 0.5, HIGH + 1.5, INK, 1.2, dashed=True))
-    parts.append(text(other, top + 56, say("a row = two devices"), 11, opacity=0.8))
+    parts.append(text(other, top + 56, say("each row on two devices"), 11, opacity=0.8))
     says = (
         "Sixteen numbers in a row, four on each of four devices along model. Reshaped to 4 by 4, "
-        "each row is what one device has: the type is [4@model, 4]. Reshaped to 2 by 8, each row "
-        "belongs to two devices: refused."
+        "each row is on one device: the type is [4@model, 4]. Reshaped to 2 by 8, each row would "
+        "be on two devices, and JAX raises an error."
     )
     return figure(360, 208, says, parts)
 
@@ -88,12 +88,12 @@ def microbatches():
         parts += cells(other, y, numbers, small, piece, DATA, tints)
         parts.append(text(other - 6, y + 13.5, str(row), 11, "end", opacity=0.8))
     parts.append(frame(other - 2, top - 2, small * each + 1.5, HIGH + 2, INK, 1.4, dashed=True))
-    words = say("microbatch 0 lies\non device 0 alone")
+    words = say("microbatch 0 is\nonly on device 0")
     parts += lines(other - 14, top + 62, 14, words, 11, opacity=0.8)
     says = (
         "Eight rows, four on each of two devices along data, into two microbatches. Reshaped to "
         "4 by 2, a microbatch is a column, with rows of both devices. Reshaped to 2 by 4, a "
-        "microbatch is a row, and microbatch 0 lies on device 0 alone."
+        "microbatch is a row, and microbatch 0 is only on device 0."
     )
     return figure(360, top + HIGH * rows + 4, says, parts)
 

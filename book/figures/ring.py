@@ -238,21 +238,21 @@ def draw():
             f"{ring}Reduce-scatter: each device starts with four numbers; in three steps each "
             "passes a partial sum to the next, which adds its own; then device i holds the sum of "
             f"column i: {sums}. In each step each device sends a quarter of the array.",
-            say("together {share}", share=share(once)),
+            say("in total {share}", share=share(once)),
         ),
         "ring_all_gather": collective(
             all_gather(),
             f"{ring}All-gather: device i starts with one number, {sums} in turn; in three steps "
             "the numbers travel around and each device keeps a copy, until all have all four. In "
             "each step each device sends a quarter of the array.",
-            say("together {share}", share=share(once)),
+            say("in total {share}", share=share(once)),
         ),
         "ring_all_reduce": collective(
             all_reduce(),
             f"{ring}All-reduce: each device starts with four numbers. A reduce-scatter in three "
             "steps leaves each with the sum of one column, an all-gather in three more gives all "
             f"four sums, {sums}, to every device. Each half sends three quarters of the array.",
-            say("together {share}", share=f"2 · {share(once)}"),
+            say("in total {share}", share=f"2 · {share(once)}"),
         ),
         "ring_all_to_all": collective(
             all_to_all(),

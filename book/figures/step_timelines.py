@@ -211,7 +211,7 @@ def panel(top, strategy, known):
         frame(290.5, top - 9, 11, 10, INK, 0.8, 0.6, True),
         text(306, top, say("waits {ms}", ms=f"{waits:.1f}"), 12),
         text(0, upper + HIGH / 2 + 4, say("compute"), 12),
-        text(0, lower + 13, say("wire"), 12),
+        text(0, lower + 13, say("links"), 12),
     ]
     for phase, first in PHASES:
         x = x_of(times[first][0])
@@ -239,9 +239,9 @@ def panels(strategies, says, names_in_each=False):
         words = ms if ms else kept("0 ms")
         parts.append(text(x_of(ms), axis + 16, words, 11, "middle", opacity=0.8))
     speeds = say(
-        "one H100: {flops} Tflop/s, wire {wire} GB/s, memory {memory} TB/s",
+        "one H100: {flops} Tflop/s, links {links} GB/s, memory {memory} TB/s",
         flops=f"{FLOPS / 1e12:.0f}",
-        wire=f"{WIRE / 1e9:.0f}",
+        links=f"{WIRE / 1e9:.0f}",
         memory=f"{MEMORY / 1e12:.2f}",
     )
     parts.append(text(0, axis + 38, speeds, 11, opacity=0.85))
@@ -253,7 +253,7 @@ def draw():
         "step_timelines": panels(
             STRATEGIES,
             "One training step of three layers on eight devices as four timelines, time to the "
-            "right, with a lane for compute and a lane for the wire. {}. Data parallelism sums "
+            "right, with a lane for compute and a lane for the links. {}. Data parallelism sums "
             "gradients beside the backward pass, only the last sum is waited for, and its update "
             "is long because every device updates every weight. Tensor parallelism waits for a sum "
             "after each layer of the forward pass. FSDP gathers one layer ahead and scatters "
@@ -264,7 +264,7 @@ def draw():
         "fsdp_overlap": panels(
             PREFETCH,
             "One training step of three layers with FSDP on eight devices as two timelines, time "
-            "to the right, with a lane for compute and a lane for the wire. {}. Without prefetch "
+            "to the right, with a lane for compute and a lane for the links. {}. Without prefetch "
             "the device waits for every gather; one layer ahead, it waits for the first gather, "
             "for the one at the turn and for the last scatter.",
             names_in_each=True,

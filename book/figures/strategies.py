@@ -47,7 +47,7 @@ def training_memory():
         for x, gb in zip((220, 300), stored.values(), strict=True):
             drawn.append(text(x, y, kept(f"{gb[part]:.1f} GB"), 12, "end"))
     y += 20
-    drawn.append(text(left + 19, y, say("together"), 12, bold=True))
+    drawn.append(text(left + 19, y, say("total"), 12, bold=True))
     for x, gb in zip((220, 300), stored.values(), strict=True):
         drawn.append(text(x, y, kept(f"{sum(gb.values()):.1f} GB"), 12, "end", True))
     spoken = ". ".join(
@@ -125,7 +125,7 @@ def strategy_grid():
             f"{column} {'all' if share == 1 else f'1/{share}'}"
             for column, share in zip(COLUMNS, shares, strict=True)
         )
-        spoken.append(f"{' '.join(HEADINGS[name].splitlines())}: {held}, together {total:.1f} GB")
+        spoken.append(f"{' '.join(HEADINGS[name].splitlines())}: {held}, in total {total:.1f} GB")
     says = (
         "A grid of small squares: rows are strategies on eight devices, columns are what training "
         "stores, and each square shows how it is divided and what device 0 holds. "
@@ -151,7 +151,7 @@ def communication_bound():
         arithmetic = 2 * layer * tokens / h100.flops * 1e3
         drawn.append(text(0, y + 20, f"{tokens:,}", 14, bold=True))
         for i, (name, ms, fill, opacity) in enumerate(
-            [("wire", wire, DATA, 1), ("arithmetic", arithmetic, INK, 0.4)]
+            [("communication", wire, DATA, 1), ("arithmetic", arithmetic, INK, 0.4)]
         ):
             drawn.append(rect(left, y + 21 * i, ms * scale, 17, fill, opacity))
             inside = ms * scale > 200
@@ -162,12 +162,14 @@ def communication_bound():
             x, to = left + arithmetic * scale, left + wire * scale
             drawn.append(frame(x, y + 21, to - x, 17, opacity=0.8, dashed=True))
             drawn.append(text((x + to) / 2, y + 34, say("waits"), 11, "middle"))
-        spoken.append(f"{tokens:,} tokens: wire {wire:.2f} ms, arithmetic {arithmetic:.2f} ms")
+        spoken.append(
+            f"{tokens:,} tokens: communication {wire:.2f} ms, arithmetic {arithmetic:.2f} ms"
+        )
     says = (
         "Bars of time for one layer of the 8B model with FSDP on H100s, for three numbers of "
-        f"tokens per device. {'. '.join(spoken)}. The wire takes the same time in all three; at "
-        f"1,024 tokens the arithmetic is shorter and the device waits, from {limit:,} on the wire "
-        "is covered."
+        f"tokens per device. {'. '.join(spoken)}. The communication takes the same time in all "
+        "three. With 1,024 tokens the arithmetic is shorter, so the device waits. From "
+        f"{limit:,} tokens on, the arithmetic takes at least as long."
     )
     return figure(360, 30 + 62 * 3 - 14, says, drawn)
 

@@ -25,7 +25,7 @@ def typed(*dimensions):
 
 def block():
     rows, hidden = typed((B, "data"), (D, None)), typed((B, "data"), (F, "model"))
-    # (name of the operation, what enters from the right, type that leaves, refused without help)
+    # (name of the operation, what enters from the right, type that leaves, whether it raises an error)
     steps = [
         ("norm, × scale_D", typed((D, None)), rows, False),
         ("@ w_DF", typed((D, "data"), (F, "model")), hidden, False),
@@ -36,7 +36,7 @@ def block():
     middle, wide, high, gap = 104, 128, 26, 36
     parts = [text(middle + 12, 14, kept(f"x_BD {rows}"), 12), arrow(middle, 4, middle, 24)]
     y = 26
-    for name, enters, leaves, refused in steps:
+    for name, enters, leaves, ambiguous in steps:
         parts.append(rect(middle - wide / 2, y, wide, high, INK, 0.1, 4))
         parts.append(text(middle, y + 17, kept(escape(name)), 12, "middle", True))
         parts.append(arrow(middle + wide / 2 + 20, y + 13, middle + wide / 2 + 3, y + 13))
@@ -44,9 +44,9 @@ def block():
         low = y + high
         parts.append(arrow(middle, low + 1, middle, low + gap - 2))
         parts.append(text(middle + 12, low + 21, kept(leaves), 12))
-        if refused:
+        if ambiguous:
             parts.append(frame(middle + 7, low + 7, 86, 20, INK, 1.2, dashed=True))
-            parts.append(text(middle + 98, low + 15, say("refused without"), 11))
+            parts.append(text(middle + 98, low + 15, say("an error without"), 11))
             parts.append(text(middle + 98, low + 28, kept("out_sharding="), 11, bold=True))
         y = low + gap
     # the residual, around four operations on the left
@@ -57,7 +57,7 @@ def block():
     says = (
         "One block of the tiny model. x_BD, of type [64@data, 96], passes a norm; the product "
         "with w_DF has the type [64@data, 384@model], and so has the result of bias and silu. "
-        "The product with w_FD is refused without out_sharding, and with it has the type "
+        "The product with w_FD raises an error without out_sharding, and with it has the type "
         "[64@data, 96], as the sum with x_BD has."
     )
     return figure(360, y + 2, says, parts)

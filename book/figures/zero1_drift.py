@@ -51,7 +51,7 @@ def draw():
         (True, False, False),
     )
     parts.append(
-        text(0, 214, say("bytes of weights on each device; the moments are in eighths"), 11)
+        text(0, 214, say("bytes of weights on each device; of the moments it has one eighth"), 11)
     )
     says = (
         f"The weights of ZeRO-1 over three steps. Left free, each device holds {WHOLE:,} bytes "
