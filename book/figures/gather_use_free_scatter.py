@@ -88,7 +88,7 @@ def draw():
         [(say("Gather {array}, use it, keep it", array="w"), weight, True)],
         [
             (
-                say("Use {array}; {gradient} of own rows", array=w, gradient=dw),
+                say("Use {array}; {gradient} from own rows", array=w, gradient=dw),
                 gradient,
                 False,
                 True,
@@ -101,7 +101,7 @@ def draw():
         "every device computes a whole gradient from its own rows. Scatter: the eight gradients "
         "are added up and each device keeps one piece of the sum, beside its piece of the weight.",
     )
-    use = say("Use {array}, free the copies; {gradient} of own rows", array=w, gradient=dw)
+    use = say("Use {array}, free the copies; {gradient} from own rows", array=w, gradient=dw)
     freed = drawing(
         [
             (say("Gather {array}", array="w"), weight, True),

@@ -170,7 +170,7 @@ def way_row(y, way):
         drawn.append(text(TEXT, y + 21, say("sends 0 bytes"), 12))
     work = way.work()
     if work == 1:
-        drawn.append(text(TEXT, y + 37, say("all the work, on each"), 12))
+        drawn.append(text(TEXT, y + 37, say("all the work on each device"), 12))
     else:
         drawn.append(text(TEXT, y + 37, say("{share} of the work", share=GLYPH[work]), 12))
     return drawn
