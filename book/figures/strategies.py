@@ -135,14 +135,14 @@ def strategy_grid():
 
 
 def communication_bound():
-    """For three numbers of tokens: the wire's time, which stays, and the arithmetic's."""
-    h100, m = PAGE["machines"]["H100, in a server"], MODELS["8B"]
+    """For three numbers of tokens: the communication's time, which stays, and the arithmetic's."""
+    h100, m = PAGE["machines"]["H100, in a node"], MODELS["8B"]
     layer = sum(
         PAGE["math"].prod(shape) for name, shape in PAGE["weight_shapes"](m).items() if "_L" in name
     )
     layer //= m.L
-    limit = round(h100.flops / h100.wire)
-    wire = 2 * layer / h100.wire * 1e3  # ms
+    limit = round(h100.flops / h100.bandwidth)
+    wire = 2 * layer / h100.bandwidth * 1e3  # ms
     left, scale = 66, 294 / 2.0  # px for a millisecond
     drawn = [text(0, 12, say("tokens per device"), 12), text(360, 12, say("time →"), 11, "end")]
     spoken = []

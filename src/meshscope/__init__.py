@@ -1,6 +1,6 @@
 """Place, move, cost: instruments for sharded JAX programs.
 
-``show`` draws where the blocks of an array lie, ``collectives`` lists what the devices of a
+``show`` draws which device holds which block of an array, ``collectives`` lists what the devices of a
 compiled program say to each other, ``memory`` counts bytes per device, and
 ``assert_no_full_copy`` proves that nothing was ever in one piece. No accelerator is needed:
 ``jax.config.update("jax_num_cpu_devices", 8)``, before anything else, gives eight devices.

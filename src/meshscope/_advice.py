@@ -252,7 +252,7 @@ def says(x: Any, wanted: str, path: str = "") -> str:
     Args:
       x: what was passed, or one leaf of it.
       wanted: what the instrument wants: a key of ``WANTED``.
-      path: of the leaf in its tree; ``""`` for what stands alone.
+      path: of the leaf in its tree; ``""`` for a single array.
     """
     kind = next(kind for kind in KINDS if kind.matches(x))
     name = kind.name.format(type=type(x).__name__)

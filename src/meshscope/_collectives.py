@@ -475,7 +475,7 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
         program (then ``mesh`` is needed).
       mesh: the mesh whose axes name the groups; by default the one in the program's input
         or output shardings. An ``AbstractMesh`` has the axes of the program's own mesh, in
-        any order, or a single one: it does not say which device stands where. With a text,
+        any order, or a single one: it does not say which device is where. With a text,
         the mesh is that which the program was compiled for.
 
     Raises:
@@ -552,7 +552,7 @@ def diff(a: Any, b: Any) -> Table:
     """What b moves more (negative: less) than a, by kind and axes.
 
     Keys without a difference are left out: programs that move the same give an empty
-    table, unless they move it an unknown number of times. None stands where one side is
+    table, unless they move it an unknown number of times. None is where one side is
     unknown. Programs on different meshes are compared by the names of their axes, whose
     sizes may differ.
 

@@ -31,7 +31,7 @@ SHOWN = 3  # lines of an error
 
 @dataclass(frozen=True)
 class FullCopy:
-    """Values of a program that have as many elements as an array which should lie in pieces.
+    """Values of a program that have as many elements as an array that should be sharded.
 
     >>> import jax, meshscope
     >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
@@ -248,7 +248,7 @@ def assert_no_full_copy(
     A compiled program has the shapes that one device sees. A value counts as a full copy if
     it has exactly as many elements as a leaf that is split, whatever its shape and dtype:
     transposed, flattened, cast or expanded, it is still a copy. So does one with as many as
-    one layer of a stack. What stands inside a fusion counts too, although it may never reach
+    one layer of a stack. What is inside a fusion counts too, although it may never reach
     memory. Leaves that are whole on every device are not checked.
 
     Passing is necessary, not sufficient. A copy with padding has more elements; a half of an
@@ -277,7 +277,7 @@ def assert_no_full_copy(
       compiled: what ``.lower(...).compile()`` returns, for example of an initialiser, or its
         text.
       tree: a pytree of arrays, or of ``jax.ShapeDtypeStruct`` with shardings, as they
-        should lie; a Flax module or variable is one.
+        should be; a Flax module or variable is one.
       exclude: values that are no copies: patterns (``*`` and ``?``) for the name of an
         operation or for its source, such as ``"*/dot_general"`` or ``"model.py:31"``; or
         shapes as a device sees them, such as ``(64, 384)``.

@@ -32,7 +32,7 @@ class Leaf:
     ('w', 256, 4, 2048)
 
     Attributes:
-      path: where it stands in the tree, ``""`` for a tree of one array.
+      path: where it is in the tree, ``""`` for a tree of one array.
       shape: of the whole array.
       dtype: its name.
       spec: its partition spec, None if its sharding has none.
@@ -134,7 +134,7 @@ class Memory(Report):
 
 
 def _placement(leaf: Leaf) -> Cell:
-    """How a leaf lies, in words."""
+    """How a leaf is sharded, in words."""
     if leaf.deleted:
         return Said("deleted")
     parts = [Said("sharded")] if leaf.sharded else []

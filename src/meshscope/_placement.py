@@ -1,4 +1,4 @@
-"""Where the blocks of an array lie: shapes and shardings as plain numbers."""
+"""Where the blocks of an array are: shapes and shardings as plain numbers."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _array(
 
 
 def _part(axes: Axes, where: dict[str, int]) -> int:
-    """Which part of a dimension split over ``axes`` lies at mesh coordinates."""
+    """Which part of a dimension split over ``axes`` is at mesh coordinates."""
     part = 0
     for name, size in axes:
         part = part * size + where[name]

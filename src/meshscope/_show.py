@@ -1,4 +1,4 @@
-"""Draw where an array lies: which block of it is held by which device."""
+"""Draw where an array is: which device holds which block of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Drawing:
     ('<svg', 'eight devices')
 
     Attributes:
-      svg: one ``<svg>`` element that stands alone in a page. Its ink is the page's
+      svg: one ``<svg>`` element that can be alone in a page. Its ink is the page's
         (``currentColor``), and so are its colours where the page sets ``--ms-data`` and
         so on. Elements that show a sentence carry it as ``data-message`` and
         ``data-values``.
@@ -86,7 +86,7 @@ class Drawing:
 
 
 def show(x: Any, title: str | None = None, *, palette: Mapping[str, str] | None = None) -> Drawing:
-    """Draw how ``x`` lies on its mesh.
+    """Draw how ``x`` is sharded over its mesh.
 
     Each block of the array is labelled with the ids of the devices that hold it.
     Each dimension is labelled with its size, the mesh axes that split it and the
@@ -165,7 +165,7 @@ def _flat(lines: Sequence[Line]) -> Line:
 
 
 def _seen(parts: int) -> list[int]:
-    """The parts that are drawn; -1 stands for those left out."""
+    """The parts that are drawn; -1 means those left out."""
     if parts <= MOST_PARTS:
         return list(range(parts))
     return [*range(MOST_PARTS - 5), -1, *range(parts - 4, parts)]

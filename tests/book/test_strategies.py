@@ -423,17 +423,17 @@ def test_the_machines_agree_with_their_data_sheets(page):
     one_axis = {  # of both directions, over all links of a chip, as the makers publish it
         "TPU v5e": 400e9 / 2 / 2,  # half is sending; one of two axes
         "TPU v5p": 1200e9 / 2 / 3,  # half is sending; one of three axes
-        "H100, in a server": 900e9 / 2,  # half is sending
-        "H100, between servers": 8 * 400e9 / 8,  # eight NICs of 400 gigabits per second
+        "H100, in a node": 900e9 / 2,  # half is sending
+        "H100, between nodes": 8 * 400e9 / 8,  # eight NICs of 400 gigabits per second
     }
     assert list(one_axis) == list(page.machines)
     for name, machine in page.machines.items():
-        assert 0.9 <= machine.wire / one_axis[name] <= 1
-        assert 2150 < machine.flops / machine.wire < 2600
-    inside, between = page.H100, page.machines["H100, between servers"]
+        assert 0.9 <= machine.bandwidth / one_axis[name] <= 1
+        assert 2150 < machine.flops / machine.bandwidth < 2600
+    inside, between = page.H100, page.machines["H100, between nodes"]
     assert page.machines["TPU v5e"].flops == 197e12 and page.machines["TPU v5p"].flops == 459e12
     assert abs(inside.flops - 1979e12 / 2) < 1e12 and between.flops == inside.flops
-    assert between.wire == 8 * 50e9  # 400 gigabits per second each
+    assert between.bandwidth == 8 * 50e9  # 400 gigabits per second each
 
 
 def test_the_numbers_of_the_figure(page):
@@ -441,19 +441,19 @@ def test_the_numbers_of_the_figure(page):
     shapes = page.weight_shapes(page.llama_8b)
     layer = sum(math.prod(shape[1:]) for name, shape in shapes.items() if "_L" in name)
     assert round(2 * layer / 1e6) == 436
-    assert f"{page.H100.flops / page.H100.wire:,.0f}" == "2,198"
+    assert f"{page.H100.flops / page.H100.bandwidth:,.0f}" == "2,198"
 
 
 def test_tensor_parallelism_wants_1465_hidden_units(page):
-    """On H100s in a server 1,465 hidden units per device: the 1B model can be divided over 4 devices
+    """On H100s in a node 1,465 hidden units per device: the 1B model can be divided over 4 devices
     and not over 8, the 8B model over 8."""
-    assert f"{page.H100.flops / page.H100.wire / 1.5:,.0f}" == "1,465"
+    assert f"{page.H100.flops / page.H100.bandwidth / 1.5:,.0f}" == "1,465"
     limits = [(page.llama_1b, 4, False), (page.llama_1b, 8, True), (page.llama_8b, 8, False)]
     for model, devices, bound in limits:
-        arithmetic, wire = page.tensor_times(model, page.H100, devices, tokens=4096)
-        assert bound == (wire > arithmetic)
-        assert bound == (1.5 * model.F / devices < page.H100.flops / page.H100.wire)
-        ring = wire * (devices - 1) / devices  # the exact bytes of a ring: the same answer
+        arithmetic, sent = page.tensor_times(model, page.H100, devices, tokens=4096)
+        assert bound == (sent > arithmetic)
+        assert bound == (1.5 * model.F / devices < page.H100.flops / page.H100.bandwidth)
+        ring = sent * (devices - 1) / devices  # the exact bytes of a ring: the same answer
         assert bound == (ring > arithmetic)
     assert f"{1.5 * 14336 / 8:,.0f}" == "2,688"
 
@@ -491,6 +491,6 @@ def test_the_choices_turn_at_the_formulas(page):
 
 def test_the_example_of_1024_devices(page):
     """1,048,576 tokens on 1,024 devices are 1,024 each, too few; groups of 4 have 4,096."""
-    limits = [machine.flops / machine.wire for machine in page.machines.values()]
+    limits = [machine.flops / machine.bandwidth for machine in page.machines.values()]
     t = 1_048_576 / 1_024
     assert t == 1024 < min(limits) and max(limits) < 4 * t == 4096
