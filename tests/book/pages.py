@@ -14,7 +14,6 @@ import contextlib
 import linecache
 import logging
 import os
-import re
 import sys
 import tempfile
 import tomllib
@@ -63,31 +62,21 @@ class Page:
 
 
 def cells_of(name):
-    """The code cells of a page, each with the id that its tag id-… gives it, or else a number.
-
-    Cells tagged `proof` are left out: they are what tests take the place of.
-    """
+    """The code cells of a page, each with the id that its tag id-… gives it, or else a number."""
     notebook = jupytext.read(BOOK / f"{name}.md")
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     cells = []
     for number, cell in enumerate(code, 1):
         tags = cell.metadata.get("tags", [])
-        if "proof" in tags:
-            continue
         ids = [tag.removeprefix("id-") for tag in tags if tag.startswith("id-")]
         cells.append(Cell((ids or [str(number)])[0], cell.source, tags))
     return cells
 
 
-def moved_pages():
-    """The pages in the new form: their shared code is an import, and their proofs are tests."""
+def pages_with_code():
+    """The names of the pages that are notebooks."""
     texts = {path.stem: path.read_text("utf-8") for path in sorted(BOOK.glob("*.md"))}
-    return [
-        name
-        for name, text in texts.items()
-        if (name in NO_SETUP or "many_devices.setup()" in text)
-        and not re.search(r"^:tags: \[.*\bproof\b", text, re.M)
-    ]
+    return [name for name, text in texts.items() if "\nkernelspec:" in text[:1000]]
 
 
 def tables():

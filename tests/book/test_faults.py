@@ -10,11 +10,11 @@ import importlib
 
 import pytest
 
-from pages import cells_of, moved_pages, run, tables, with_fault
+from pages import cells_of, pages_with_code, run, tables, with_fault
 
 pytestmark = pytest.mark.faults
 NOT_THE_LESSON = SyntaxError, NameError, ImportError  # a program that cannot run proves nothing
-FAULTS = {name: tables()[name].get("fault", []) for name in moved_pages() if name in tables()}
+FAULTS = {name: tables()[name].get("fault", []) for name in pages_with_code() if name in tables()}
 
 
 def items():
@@ -36,7 +36,10 @@ def test_fault_is_noticed(name, fault):
     """With one line of the page changed, the cell raises or the test fails that the fault names."""
     cells = with_fault(cells_of(name), fault["find"], fault["replace"])
     wanted = fault["fails"]
-    with pytest.raises((Exception, pytest.fail.Exception)) as caught, run(name, cells=cells) as page:
+    with (
+        pytest.raises((Exception, pytest.fail.Exception)) as caught,
+        run(name, cells=cells) as page,
+    ):
         named_test(name, fault)(page) if not wanted.startswith("cell:") else None
     assert not caught.errisinstance(NOT_THE_LESSON), f"plant a program that can run: {caught.value}"
     cell = getattr(caught.value, "cell", None)

@@ -232,7 +232,9 @@ def test_each_device_holds_an_eighth_of_the_kernels_and_all_biases(page):
 def test_stored_parameters_stay_sharded_while_they_train(page):
     """Before and after twenty steps every box holds an eighth on each device."""
     for stored in (page.shards, page.boxes):
-        leaves = [leaf for leaf in jax.tree.leaves(stored, is_leaf=page.is_box) if page.is_box(leaf)]
+        leaves = [
+            leaf for leaf in jax.tree.leaves(stored, is_leaf=page.is_box) if page.is_box(leaf)
+        ]
         assert len(leaves) == 3
         for leaf in leaves:
             expected = jax.NamedSharding(page.line, P(*leaf.names))

@@ -1,4 +1,5 @@
 """Eight simulated devices, asked for before any backend starts."""
+
 import jax
 
 jax.config.update("jax_platforms", "cpu")

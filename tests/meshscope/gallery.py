@@ -30,7 +30,9 @@ def drawings():
         return Mesh(devices, names[: len(sizes)], axis_types=(kind,) * len(sizes))
 
     def shape(spec, *sizes, mesh=None, dtype="float32"):
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh or mesh_of(2, 4), spec))
+        return jax.ShapeDtypeStruct(
+            sizes, dtype, sharding=NamedSharding(mesh or mesh_of(2, 4), spec)
+        )
 
     def abstract(*sizes, names=("data", "model", "stage"), kind=AxisType.Auto):
         return AbstractMesh(sizes, names[: len(sizes)], axis_types=(kind,) * len(sizes))
@@ -57,7 +59,10 @@ def drawings():
     yield "three-dimensions", ms.show(shape(P(("data", "model")), 8, 16, 4), "three")
     yield "first-two-of-three", ms.show(shape(P("data", "model"), 8, 16, 4))
     yield "panels", ms.show(shape(P("data", "model", "stage"), 8, 16, 4, mesh=cube))
-    yield "panels-and-whole", ms.show(shape(P("data", "model", "stage", None), 8, 16, 4, 2, mesh=cube))
+    yield (
+        "panels-and-whole",
+        ms.show(shape(P("data", "model", "stage", None), 8, 16, 4, 2, mesh=cube)),
+    )
     yield "two-leading", ms.show(
         shape(P("data", "model", "stage", "seq"), 2, 4, 4, 8,
               mesh=abstract(2, 2, 2, 2, names=("data", "model", "stage", "seq"))))  # fmt: skip
@@ -67,9 +72,14 @@ def drawings():
     yield "middle", ms.show(shape(P(None, "model"), 2, 8, 3))
     yield "many-cells", ms.show(((4096, 4096), NamedSharding(abstract(16, 16), P("data", "model"))))
     yield "left-out", ms.show(((512, 512), NamedSharding(abstract(4, 64), P(("data", "model")))))
-    yield "left-out-columns", ms.show(((512, 512), NamedSharding(abstract(4, 64), P(None, ("model", "data")))))
-    yield "left-out-panels", ms.show(
-        ((64, 8, 8), NamedSharding(abstract(64, 2, 2), P("data", "model", "stage"))))
+    yield (
+        "left-out-columns",
+        ms.show(((512, 512), NamedSharding(abstract(4, 64), P(None, ("model", "data"))))),
+    )
+    yield (
+        "left-out-panels",
+        ms.show(((64, 8, 8), NamedSharding(abstract(64, 2, 2), P("data", "model", "stage")))),
+    )
     # Eight parts are drawn wide, nine narrow; sixteen all, of seventeen the middle is left out.
     for n in (8, 9, 16, 17):
         names = NamedSharding(abstract(n, names=("model",)), P("model"))
@@ -82,13 +92,19 @@ def drawings():
     cut = NamedSharding(abstract(16, 2, 2), P(None, "data"))
     yield "turned-words", ms.show(((4, 32), cut))
     yield "narrow", ms.show(((16, 64), NamedSharding(abstract(2, 8), P("data", "model"))))
-    yield "numbers-thinned", ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model"))))
+    yield (
+        "numbers-thinned",
+        ms.show(((4, 16000), NamedSharding(abstract(2, 16), P("data", "model")))),
+    )
     wide = NamedSharding(abstract(2, 16), P("data", "model"))
     yield "numbers-thinned-twice", ms.show(((4, 16_000_000), wide))
     yield "nothing", ms.show(shape(P("data"), 0, 16))
     there = NamedSharding(mesh_of(2, 4), P("data"), memory_kind="pinned_host")
     yield "host-memory", ms.show(((8, 16), there))
-    yield "table-host-memory", ms.show({f"w{n:02}": ((8, 16), (there, w.sharding)[n % 2]) for n in range(13)})
+    yield (
+        "table-host-memory",
+        ms.show({f"w{n:02}": ((8, 16), (there, w.sharding)[n % 2]) for n in range(13)}),
+    )
     yield "unnamed-axes", ms.show(shape(P("Y"), 8, 16, mesh=mesh_of(2, 4, names=("rows", "Y"))))
     yield "one-device", ms.show(jnp.ones((4, 4)))
     yield "tree", ms.show({"w": shape(P("data"), 8, 16), "b": shape(P("model"), 16)}, "parameters")
@@ -97,7 +113,7 @@ def drawings():
     yield "table", ms.show({f"w{n:02}": shape(P("data"), 8, 16) for n in range(13)}, "thirteen")
     yield "table-long", ms.show({f"w{n:02}": shape(P(), 8) for n in range(75)})
     yield "palette", ms.show(shape(P("data", "model"), 8, 16), palette={"data": "#123456"})
-    yield "markup", ms.show(shape(P("a<b"), 8, mesh=mesh_of(8, names=("a<b",))), '<i> & "x" \'y\'')
+    yield "markup", ms.show(shape(P("a<b"), 8, mesh=mesh_of(8, names=("a<b",))), "<i> & \"x\" 'y'")
 
     # What is drawn on more devices than there are here is made up, from coordinates in the mesh.
     yield "devices-16", on_devices(shape(P(), 8, 16, mesh=abstract(4, 4)))
@@ -105,16 +121,25 @@ def drawings():
     yield "devices-in-pairs", on_devices(shape(P("data"), 32, 16, mesh=abstract(16, 2)))
     yield "devices-in-threes", on_devices(shape(P("data"), 16, 8, mesh=abstract(8, 3)))
     yield "devices-256-rows", on_devices(shape(P("data"), 512, 512, mesh=abstract(16, 16)))
-    yield "devices-256-columns", on_devices(shape(P(None, "model"), 512, 512, mesh=abstract(16, 16)))
+    yield (
+        "devices-256-columns",
+        on_devices(shape(P(None, "model"), 512, 512, mesh=abstract(16, 16))),
+    )
     yield "devices-256-whole", on_devices(shape(P(), 512, mesh=abstract(16, 16)))
     yield "devices-64-both", on_devices(shape(P("data", "model"), 16, 16, mesh=abstract(8, 8)))
     yield "devices-in-steps", on_devices(shape(P("model"), 16, 16, mesh=abstract(4, 4, 4)))
     yield "devices-over-eight", on_devices(shape(P(None, "model"), 16, 18, mesh=abstract(4, 9)))
     yield "devices-in-nine-rows", on_devices(shape(P("data"), 18, 16, mesh=abstract(9, 3)))
-    yield "devices-in-eight-columns", on_devices(shape(P(None, "model"), 16, 16, mesh=abstract(4, 8)))
+    yield (
+        "devices-in-eight-columns",
+        on_devices(shape(P(None, "model"), 16, 16, mesh=abstract(4, 8))),
+    )
     yield "devices-in-nine-columns", on_devices(shape(P(None, "data"), 16, 18, mesh=abstract(9, 3)))
     yield "devices-left-out", on_devices(shape(P(None, "data"), 16, 36, mesh=abstract(18, 3)))
-    yield "devices-over-sixteen", on_devices(shape(P("stage", "model"), 16, 16, mesh=abstract(4, 16, 2)))
+    yield (
+        "devices-over-sixteen",
+        on_devices(shape(P("stage", "model"), 16, 16, mesh=abstract(4, 16, 2))),
+    )
     for sizes in ((4, 4), (17, 1), (2, 18)):
         yield f"devices-mesh-{sizes[0]}-{sizes[1]}", on_devices(abstract(*sizes))
 
@@ -136,12 +161,18 @@ def drawings():
     with jax.set_mesh(explicit):
         x = jax.device_put(np.ones((8, 16), np.float32), P(None, "model"))
         y = jax.device_put(np.ones((16, 8), np.float32), P("model", None))
-        yield "partial-sums", ms.show(jnp.dot(x, y, out_sharding=P(None, None, unreduced={"model"})))
+        yield (
+            "partial-sums",
+            ms.show(jnp.dot(x, y, out_sharding=P(None, None, unreduced={"model"}))),
+        )
         whole = jax.device_put(np.ones((8, 16), np.float32), P())
         yield "reduced", ms.show(jax.reshard(whole, P(reduced={"data"})))
     from jax._src.sharding_impls import GSPMDSharding  # only instances are public
 
-    for name, spec in [("positional", P("data", "model", "stage")), ("positional-copies", P("data"))]:
+    for name, spec in [
+        ("positional", P("data", "model", "stage")),
+        ("positional-copies", P("data")),
+    ]:
         lost = NamedSharding(cube, spec)._to_xla_hlo_sharding(3)
         sharding = GSPMDSharding(tuple(cube.devices.flat), lost)
         yield name, ms.show(jax.device_put(np.ones((8, 8, 8), np.float32), sharding))
@@ -198,7 +229,10 @@ def tables():
     yield "memory-shared-in-a-row", ms.memory([x, x])
     x.delete()
     yield "memory-deleted", ms.memory(x)
-    yield "memory-long", ms.memory({f"w{n:02}": shape(P("data"), 2 * (13 - n), 16) for n in range(13)})
+    yield (
+        "memory-long",
+        ms.memory({f"w{n:02}": shape(P("data"), 2 * (13 - n), 16) for n in range(13)}),
+    )
     yield "memory-twelve", ms.memory({f"w{n:02}": b for n in range(12)})
     yield "memory-markup", ms.memory({'<b> & "x"': shape(P("data"), 1000)})
     total = compiled(lambda w: w.sum(0), w)
@@ -222,7 +256,9 @@ def tables():
     yield "whole-nothing", ms.full_copies(total, {"w": shape(P("data"), 48, 80)})
     line = ("(w (48, 80)", "%all-gather.1 = f32[48,80]{1,0} all-gather(%p)")
     copies = [
-        ms.FullCopy(("w", "v"), (48, 80), False, (48, 80), "float32", "jit(f)/dot", "f.py:3", line, None),
+        ms.FullCopy(
+            ("w", "v"), (48, 80), False, (48, 80), "float32", "jit(f)/dot", "f.py:3", line, None
+        ),
         ms.FullCopy(("stack",), (96, 384), True, (36864,), "int8", "", None, line[:1], None),
         ms.FullCopy(("b",), (48, 80), False, (48, 80), "float32", "", None, line, "a"),
         ms.FullCopy(("",), (48, 80), False, (1, 48, 80), "bfloat16", "", "f.py:4", line, None),

@@ -184,7 +184,9 @@ def test_a_leaf_is_named_by_its_path(name):
     for call in LEAVES:
         with pytest.raises(TypeError) as caught:
             call(thing)
-        assert re.fullmatch(f"a.1 is {called}, not an array on devices: {re.escape(advice)}", str(caught.value))
+        assert re.fullmatch(
+            f"a.1 is {called}, not an array on devices: {re.escape(advice)}", str(caught.value)
+        )
 
 
 def test_what_a_table_knows_is_tried_here():
@@ -217,7 +219,8 @@ def while_traced(transform, *inputs):
 
 
 REAL = {
-    mesh: jax.device_put(np.ones((48, 80), np.float32), NamedSharding(mesh, P("data"))) for mesh in (MESH, EXPLICIT)
+    mesh: jax.device_put(np.ones((48, 80), np.float32), NamedSharding(mesh, P("data")))
+    for mesh in (MESH, EXPLICIT)
 }
 TRACED = {
     "jit, Auto axes": (jax.jit, REAL[MESH]),
@@ -233,9 +236,7 @@ TRACED = {
 @pytest.mark.parametrize("name", TRACED)
 def test_a_traced_array_is_called_one(name):
     said = while_traced(*TRACED[name])
-    advice = (
-        "call this on what the jitted function returns or, where every axis of the mesh is Explicit, pass jax.typeof(x)"
-    )
+    advice = "call this on what the jitted function returns or, where every axis of the mesh is Explicit, pass jax.typeof(x)"
     assert set(said["memory"]) == {f"this is a traced array, not {NOT['memory']}: {advice}"}
     assert set(said["tree"]) == {f"this is a traced array, not {NOT['tree']}: {advice}"}
     assert set(said["leaf"]) == {f"x is a traced array, not {NOT['tree']}: {advice}"}
@@ -255,7 +256,10 @@ def test_the_type_of_a_traced_array_says_where_it_is_over_explicit_axes_alone():
     types = [jax.typeof(REAL[MESH]), jax.typeof(jnp.ones(3))]
     types.append(jax.typeof(jax.device_put(np.ones((48, 80)), NamedSharding(mixed, P("data")))))
     inside = jax.shard_map(
-        lambda x: types.append(jax.typeof(x)) or x, mesh=EXPLICIT, in_specs=P("data"), out_specs=P("data")
+        lambda x: types.append(jax.typeof(x)) or x,
+        mesh=EXPLICIT,
+        in_specs=P("data"),
+        out_specs=P("data"),
     )
     jax.jit(inside).trace(REAL[EXPLICIT])
     for each in types:
@@ -292,7 +296,9 @@ def test_advice_for_programs_works():
         rows = ms.collectives(compiled)
         assert (ms.memory(compiled), len(ms.full_copies(compiled, X))) == (right[0], right[2])
         alike = [(row.kind, row.axes, row.payload_bytes, row.executions) for row in rows]
-        assert alike == [(row.kind, row.axes, row.payload_bytes, row.executions) for row in right[1]]
+        assert alike == [
+            (row.kind, row.axes, row.payload_bytes, row.executions) for row in right[1]
+        ]
         assert not ms.diff(compiled, COMPILED)
 
 
@@ -308,8 +314,14 @@ def test_advice_for_arrays_works():
         assert ms.memory(x).bytes_per_device == right
         assert ms.show(x).text.endswith("each device: 24×80")
         assert not ms.full_copies(JITTED.lower(X).compile(), {"w": x})
-    for pair in ((shape, SHARDING), (shape, jax.NamedSharding(MESH, spec)), (shape, Format(Layout((1, 0)), SHARDING).sharding)):
+    for pair in (
+        (shape, SHARDING),
+        (shape, jax.NamedSharding(MESH, spec)),
+        (shape, Format(Layout((1, 0)), SHARDING).sharding),
+    ):
         assert ms.show(pair).text.endswith("each device: 24×80")
     assert ms.collectives(COMPILED, SHARDING.mesh).axis_sizes == dict(MESH.shape)
     assert ms.memory(nnx.state(Plain())).bytes_per_device == 12
-    assert ms.memory(linen.Dense(3).init(jax.random.key(0), jnp.ones((1, 4)))).bytes_per_device == 4 * (12 + 3)
+    assert ms.memory(
+        linen.Dense(3).init(jax.random.key(0), jnp.ones((1, 4)))
+    ).bytes_per_device == 4 * (12 + 3)

@@ -330,7 +330,10 @@ def test_mesh_comes_from_inputs_or_outputs_or_is_asked_for():
         ms.collectives(compiled.as_text(), grid(4))
     with pytest.raises(ValueError, match="8 devices and the mesh has 4"):
         ms.collectives(compiled, grid(4))
-    with pytest.raises(TypeError, match="mesh= is of type tuple, not a mesh: pass a jax.sharding.Mesh or AbstractMesh"):
+    with pytest.raises(
+        TypeError,
+        match="mesh= is of type tuple, not a mesh: pass a jax.sharding.Mesh or AbstractMesh",
+    ):
         ms.collectives(compiled, (2, 4))
     with pytest.raises(ValueError, match="no mesh"):
         ms.collectives(compiled.as_text())
@@ -444,7 +447,9 @@ def test_a_diff_of_programs_on_different_meshes_answers_the_keys_in_its_table():
 @pytest.mark.parametrize("other", ["a mesh without the axis", "no mesh"])
 def test_a_diff_knows_the_axes_of_both_sides(other):
     one = gathered_over(grid(2, 4, names=("data", "model")), "model")
-    x = jax.ShapeDtypeStruct((64,), "float32", sharding=jax.NamedSharding(grid(8, names="x"), P("x")))
+    x = jax.ShapeDtypeStruct(
+        (64,), "float32", sharding=jax.NamedSharding(grid(8, names="x"), P("x"))
+    )
     two = jax.jit(lambda x: x.sum()).lower(*[1.0 if other == "no mesh" else x]).compile()
     for a, b, sign in [(one, two, -1), (two, one, 1)]:
         changes = ms.diff(a, b)
@@ -463,7 +468,9 @@ def test_a_diff_does_not_mind_the_order_of_axes():
     two = program(lambda x: jax.lax.psum(x, ("a", "b")), grid(4, 2, names="ba"))
     assert ms.diff(one, two) == {}
     assert ms.diff(one, two).bytes("all-reduce", ("b", "a")) == 0
-    more = program(looped(lambda x: jax.lax.psum(jnp.tanh(x), ("a", "b")), [3]), grid(4, 2, names="ba"))
+    more = program(
+        looped(lambda x: jax.lax.psum(jnp.tanh(x), ("a", "b")), [3]), grid(4, 2, names="ba")
+    )
     assert ms.diff(one, more) == {("all-reduce", ("a", "b")): (2, 2 * PIECE, 2 * 7 / 4 * PIECE)}
 
 
@@ -507,7 +514,9 @@ def test_a_misspelt_axis_is_an_error_without_a_mesh_too():
 def test_a_misspelt_field_says_which_there_are():
     rows = ms.collectives(program(lambda x: jax.lax.psum(x, "a"), grid(8)))
     for wrong in ("kindd", "by", "_rows"):
-        with pytest.raises(ValueError, match=f"no field '{wrong}', there are kind, axes, dtype, shape"):
+        with pytest.raises(
+            ValueError, match=f"no field '{wrong}', there are kind, axes, dtype, shape"
+        ):
             rows.by("kind", wrong)
     with pytest.raises(ValueError, match="name a field.*there are kind"):
         rows.by()
@@ -537,7 +546,7 @@ def test_rows_are_taken_by_any_integer():
     assert len(rows) == 2
     for index in (np.int64(1), np.uint8(1), -1):
         assert rows[index] is rows[1] and isinstance(rows[index], ms.Collective)
-    assert list(rows[np.int64(1):]) == [rows[1]] and rows[1:].axis_sizes == rows.axis_sizes
+    assert list(rows[np.int64(1) :]) == [rows[1]] and rows[1:].axis_sizes == rows.axis_sizes
     with pytest.raises(TypeError):
         rows["all-reduce"]
     with pytest.raises(IndexError):
@@ -547,7 +556,11 @@ def test_rows_are_taken_by_any_integer():
 # Meshes that say no devices
 
 
-SQUARE = [((2, 2), ("model", "data")), ((2, 2), ("data", "model")), ((2, 1, 2), ("data", "x", "model"))]
+SQUARE = [
+    ((2, 2), ("model", "data")),
+    ((2, 2), ("data", "model")),
+    ((2, 1, 2), ("data", "x", "model")),
+]
 
 
 @pytest.mark.parametrize("order", [range(4), [2, 0, 3, 1]])
@@ -568,7 +581,9 @@ def test_an_abstract_mesh_of_other_axes_is_ambiguous():
     compiled = program(lambda x: jax.lax.psum(x, "model"), mesh)
     for sizes, names in [((2, 4), ("a", "b")), ((4, 2), ("data", "model")), ((2, 2, 2), "abc")]:
         abstract = jax.sharding.AbstractMesh(sizes, tuple(names))
-        with pytest.raises(ValueError, match=r"does not say which device stands where.*\{'data': 2, "):
+        with pytest.raises(
+            ValueError, match=r"does not say which device stands where.*\{'data': 2, "
+        ):
             ms.collectives(compiled, abstract)
     # One axis leaves no choice: some devices of it, or all.
     line = jax.sharding.AbstractMesh((8, 1), ("x", "y"))

@@ -286,7 +286,9 @@ def test_a_line_that_cannot_be_read_warns_and_the_rest_counts(broken):
     assert rows.by("kind", "axes") == {("all-reduce", ("model",)): (1, 128, 192)}
 
 
-@pytest.mark.parametrize("broken", [GOOD.replace("{{0,1,2,3},{4,5,6,7}}", "<<0,1,2,3>>"), GOOD.replace("%p", "%nobody")])
+@pytest.mark.parametrize(
+    "broken", [GOOD.replace("{{0,1,2,3},{4,5,6,7}}", "<<0,1,2,3>>"), GOOD.replace("%p", "%nobody")]
+)
 def test_what_follows_a_line_that_cannot_be_read_counts(broken):
     good = module([GOOD])
     line = next(s for s in good.split("\n") if " all-reduce(" in s)
@@ -320,7 +322,12 @@ def test_an_all_to_all_of_several_values_is_one_of_all_of_them():
         "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
     )
     (row,) = ms.collectives(module([line]), GRID)
-    assert (row.kind, row.axes, row.shape, row.payload_bytes) == ("all-to-all", ("data",), (2, 8, 4), 256)
+    assert (row.kind, row.axes, row.shape, row.payload_bytes) == (
+        "all-to-all",
+        ("data",),
+        (2, 8, 4),
+        256,
+    )
 
 
 def test_a_group_without_devices_has_one():
@@ -549,12 +556,16 @@ def test_a_chain_is_followed_through_what_only_passes_values_on(passing, where):
 def test_two_exchanges_of_one_value_differ_by_their_dimension():
     """One goes on in the step of a chain; the other, along another dimension, begins there."""
     step = chain().split("%step", 1)[1].split("\n}", 1)[0]
-    other = step.replace("dimensions={0}", "dimensions={1}").replace("f32[64,16]{1,0} all-", "f32[8,128]{1,0} all-")
+    other = step.replace("dimensions={0}", "dimensions={1}").replace(
+        "f32[64,16]{1,0} all-", "f32[8,128]{1,0} all-"
+    )
     text = chain().replace(step, other)
     assert sorted(row.shape for row in ms.collectives(text, LINE)) == [(8, 128), (64, 16)]
 
 
-@pytest.mark.parametrize("other", [("all-gather(%p)", "all-gather(%z)"), ("[1,8]<=[8]", "{{7,6,5,4,3,2,1,0}}")])
+@pytest.mark.parametrize(
+    "other", [("all-gather(%p)", "all-gather(%z)"), ("[1,8]<=[8]", "{{7,6,5,4,3,2,1,0}}")]
+)
 def test_what_a_step_exchanges_besides_counts(other):
     """Another value, or the same in another order of devices, is not what the start began."""
     step = chain().split("%step", 1)[1].split("\n}", 1)[0]
@@ -583,15 +594,21 @@ def test_a_fusion_that_names_nothing_hides_nothing_else():
     assert ms.collectives(chain(more=more), LINE).by("kind") == {"all-gather": (1, 4096, 3584)}
 
 
-@pytest.mark.parametrize("line", ["call(%p), to_apply=%nobody", "conditional(%p)", "while(%p), body=%nobody"])
+@pytest.mark.parametrize(
+    "line", ["call(%p), to_apply=%nobody", "conditional(%p)", "while(%p), body=%nobody"]
+)
 def test_a_call_of_what_is_not_in_the_text_calls_nothing(line):
-    text = module([GOOD]).replace("  ROOT %last", f"  %odd = f32[8,4]{{1,0}} {line}\n  ROOT %last", 1)
+    text = module([GOOD]).replace(
+        "  ROOT %last", f"  %odd = f32[8,4]{{1,0}} {line}\n  ROOT %last", 1
+    )
     assert ms.collectives(text, GRID).by("kind") == {"all-reduce": (1, 128, 192)}
 
 
 def test_a_name_of_an_operation_calls_nothing():
     """Only attributes do, and metadata may hold any text."""
-    hidden = "%hidden (q: f32[8,4]) -> f32[8,4] {\n  %q = f32[8,4] parameter(0)\n  ROOT %h = f32[8,4] "
+    hidden = (
+        "%hidden (q: f32[8,4]) -> f32[8,4] {\n  %q = f32[8,4] parameter(0)\n  ROOT %h = f32[8,4] "
+    )
     hidden += "all-reduce(%q), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add\n}\n\n"
     said = 'copy(%p), metadata={op_name="f(calls=%hidden"}'
     text = module([GOOD]).replace("copy(%p)", said).replace("ENTRY", hidden + "ENTRY")
@@ -687,7 +704,9 @@ def test_a_conditional_inside_a_branch():
 
 def lowered():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    f = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    f = jax.shard_map(
+        lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
+    )
     return jax.jit(f).lower(np.ones((64, 16), np.float32))
 
 
@@ -729,7 +748,9 @@ def test_a_refusal_says_what_the_text_is():
 
 
 def test_a_compiled_text_without_a_mesh_asks_for_one():
-    with pytest.raises(ValueError, match=r"text names no mesh: pass .* collectives\(compiled, mesh\)"):
+    with pytest.raises(
+        ValueError, match=r"text names no mesh: pass .* collectives\(compiled, mesh\)"
+    ):
         ms.diff(lowered().compile(), lowered().compile().as_text())
 
 

@@ -57,7 +57,9 @@ def gathered(*dtypes):
     """A program that casts float32 to each of these, gathers it, and casts it back."""
 
     def f(x):
-        return sum(jax.lax.all_gather(x.astype(d), "data", tiled=True).astype("float32") for d in dtypes)
+        return sum(
+            jax.lax.all_gather(x.astype(d), "data", tiled=True).astype("float32") for d in dtypes
+        )
 
     return compiled(f, P("data"), P())
 
@@ -98,7 +100,11 @@ def test_the_table_names_the_types_that_were_measured():
         "bf16", "f8e8m0fnu", "f8e4m3fn", "f8e5m2", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz", "f8e3m4", "f8e4m3",
         "f4e2m1fn", "s4", "u4",
     )} == {(narrow, wide) for narrow, (wide, _) in WIDENED.items()}  # fmt: skip
-    assert not any(map(_cpu.sent_as, ("f16", "f32", "f64", "s8", "u8", "s32", "u32", "pred", "s2", "u2", "c64")))
+    assert not any(
+        map(
+            _cpu.sent_as, ("f16", "f32", "f64", "s8", "u8", "s32", "u32", "pred", "s2", "u2", "c64")
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", WIDENED)
@@ -107,7 +113,9 @@ def test_a_type_that_only_the_middle_of_a_program_has_is_found(dtype):
     rows = ms.collectives(gathered(dtype))
     assert notes(rows) == [note(dtype)]
     wide, times = WIDENED[dtype]
-    assert [(row.dtype, row.payload_bytes) for row in rows] == [(wide, times * WHOLE * bits(jnp.dtype(dtype)) // 8)]
+    assert [(row.dtype, row.payload_bytes) for row in rows] == [
+        (wide, times * WHOLE * bits(jnp.dtype(dtype)) // 8)
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
@@ -118,7 +126,9 @@ def test_a_gather_that_the_compiler_adds_is_no_other(dtype):
         w = jax.lax.with_sharding_constraint(w.astype(dtype), split)
         return jax.lax.with_sharding_constraint(w, whole).astype("float32") * 2
 
-    program = jax.jit(f, in_shardings=split, out_shardings=whole).lower(sharded(P("data"))).compile()
+    program = (
+        jax.jit(f, in_shardings=split, out_shardings=whole).lower(sharded(P("data"))).compile()
+    )
     rows = ms.collectives(program)
     assert {row.dtype for row in rows} == {WIDENED[dtype][0]} and notes(rows) == [note(dtype)]
 
@@ -144,7 +154,9 @@ def test_nothing_is_said_where_no_bytes_are_wider():
         return jax.lax.psum(x.astype("bfloat16"), "one").astype("float32")
 
     pair = jax.make_mesh((8, 1), ("data", "one"), axis_types=(AxisType.Auto,) * 2)
-    mapped = jax.shard_map(moves_nothing, mesh=pair, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+    mapped = jax.shard_map(
+        moves_nothing, mesh=pair, in_specs=P("data"), out_specs=P("data"), check_vma=False
+    )
     x = jax.ShapeDtypeStruct((64, 128), "float32", sharding=NamedSharding(pair, P("data")))
     assert not notes(ms.collectives(jax.jit(mapped).lower(x).compile()))
 
@@ -152,7 +164,11 @@ def test_nothing_is_said_where_no_bytes_are_wider():
 def test_a_difference_has_the_lines_of_both_programs():
     half, eight, full = gathered("bfloat16"), gathered("float8_e4m3fn", "int4"), gathered("float32")
     assert set(notes(ms.diff(half, eight))) == {note("bfloat16"), note("float8_e4m3fn", "int4")}
-    assert notes(ms.diff(full, eight)) == notes(ms.diff(eight, full)) == [note("float8_e4m3fn", "int4")]
+    assert (
+        notes(ms.diff(full, eight))
+        == notes(ms.diff(eight, full))
+        == [note("float8_e4m3fn", "int4")]
+    )
     # On CPU float32 and bfloat16 move the same bytes, and nowhere else.
     same = ms.diff(full, half)
     assert not same and repr(same).startswith("No difference") and notes(same) == [note("bfloat16")]
@@ -161,12 +177,17 @@ def test_a_difference_has_the_lines_of_both_programs():
 
 def test_a_text_that_may_be_for_cpu_says_what_cpu_would_send():
     text = gathered("bfloat16").as_text()
-    assert notes(ms.collectives(text, LINE)) == [note("bfloat16").replace("CPU sends", "If compiled for CPU, it sends")]
+    assert notes(ms.collectives(text, LINE)) == [
+        note("bfloat16").replace("CPU sends", "If compiled for CPU, it sends")
+    ]
     assert not notes(ms.collectives(gathered("float32").as_text(), LINE))
 
 
 def test_a_text_that_sends_the_type_itself_is_not_for_cpu():
-    lines = [f"%{t}s = {t}[8]{{0}} collective-permute(%{t}p), source_target_pairs={{{{0,1}}}}" for t in ("bf16", "f32")]
+    lines = [
+        f"%{t}s = {t}[8]{{0}} collective-permute(%{t}p), source_target_pairs={{{{0,1}}}}"
+        for t in ("bf16", "f32")
+    ]
     given = [f"%{t}p = {t}[8]{{0}} parameter({n})" for n, t in enumerate(("bf16", "f32"))]
     text = "HloModule m, is_scheduled=true, num_partitions=8\n\nENTRY %main (p: bf16[8], q: f32[8]) -> f32[8] {\n  "
     rows = ms.collectives(text + "\n  ".join([*given, *lines]) + "\n}\n", LINE)
@@ -197,7 +218,11 @@ def test_programs_for_other_backends_say_nothing():
 def test_the_page_of_the_instruments_has_the_table_and_what_is_printed():
     page = (pathlib.Path(__file__).parents[2] / "book" / "instruments.md").read_text("utf-8")
     section = page.split("### Bytes of programs compiled for CPU\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.split("\n") if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.split("\n")
+        if line.startswith("| ")
+    ]
     told = {}
     for written, sent, factor in rows[1:-1]:
         names = [name for name in WIDENED if re.match(r"float8(?!_e8m0)", name)]
@@ -207,5 +232,9 @@ def test_the_page_of_the_instruments_has_the_table_and_what_is_printed():
     assert told == WIDENED
     assert set(rows[-1][0].split(", ")) <= set(KEPT) and rows[-1][1:] == ["the same", "as written"]
     eight = jax.jit(lambda x: x, out_shardings=NamedSharding(LINE, P()))
-    table = ms.collectives(eight.lower(sharded(P("data"), "float8_e4m3fn")).compile()).by("kind", "axes")
-    assert re.search(r"```text\n(.*?)\n```", section, re.S)[1] == re.sub(r"\(jax .*?\)", "(jax 0.12.0.1)", repr(table))
+    table = ms.collectives(eight.lower(sharded(P("data"), "float8_e4m3fn")).compile()).by(
+        "kind", "axes"
+    )
+    assert re.search(r"```text\n(.*?)\n```", section, re.S)[1] == re.sub(
+        r"\(jax .*?\)", "(jax 0.12.0.1)", repr(table)
+    )

@@ -257,7 +257,9 @@ def test_many_devices_in_one_block_stand_in_rows():
     svg = _show._svg([_show._picture(_show._Scene(here, []), {})])
     group = re.search(r'<g class="ms-ids"[^>]*>(.*?)</g>', svg)[1]
     spots = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>(\d+)</text>', group)
-    rows = [[(x, n) for x, at, n in spots if at == y] for y in dict.fromkeys(y for _, y, _ in spots)]
+    rows = [
+        [(x, n) for x, at, n in spots if at == y] for y in dict.fromkeys(y for _, y, _ in spots)
+    ]
     assert [n for row in rows for _, n in row] == list(ids), "read line by line"
     assert [len(row) for row in rows] == [7, 7, 2], "as many as have room, in whole columns"
     assert [x for x, _ in rows[0]] == [x for x, _ in rows[1]]
@@ -329,7 +331,9 @@ def test_a_drawing_says_that_an_array_is_in_host_memory():
         assert label.endswith("in host memory (pinned_host)")
     one = jax.sharding.SingleDeviceSharding(jax.devices()[1], memory_kind="unpinned_host")
     assert ms.show(((8,), one)).text.endswith("\nin host memory (unpinned_host)")
-    abstract = NamedSharding(AbstractMesh((2, 4), ("data", "model")), P("data"), memory_kind="pinned_host")
+    abstract = NamedSharding(
+        AbstractMesh((2, 4), ("data", "model")), P("data"), memory_kind="pinned_host"
+    )
     assert ms.show(((8, 16), abstract)).text.endswith("\nin host memory (pinned_host)")
 
 
@@ -358,11 +362,18 @@ def test_a_traced_array_says_that_it_is_in_host_memory():
 
 
 def test_a_table_says_which_leaves_are_in_host_memory():
-    here, there = (NamedSharding(mesh_of(), P("data"), memory_kind=kind) for kind in (None, "pinned_host"))
-    tree = {f"w{n:02}": jax.ShapeDtypeStruct((8, 16), "float32", sharding=(here, there)[n % 2]) for n in range(14)}
+    here, there = (
+        NamedSharding(mesh_of(), P("data"), memory_kind=kind) for kind in (None, "pinned_host")
+    )
+    tree = {
+        f"w{n:02}": jax.ShapeDtypeStruct((8, 16), "float32", sharding=(here, there)[n % 2])
+        for n in range(14)
+    }
     drawing = ms.show(tree)
     rows = drawing.text.split("\n")[1:]
-    assert [row.endswith("4×16, in host memory (pinned_host)") for row in rows] == [n % 2 == 1 for n in range(14)]
+    assert [row.endswith("4×16, in host memory (pinned_host)") for row in rows] == [
+        n % 2 == 1 for n in range(14)
+    ]
     assert [row.endswith("4×16") for row in rows] == [n % 2 == 0 for n in range(14)]
     assert drawing.svg.count(">4×16, in host memory (pinned_host)</text>") == 7
 
@@ -537,7 +548,10 @@ def test_a_file_stands_alone_and_follows_the_reader_s_theme(tmp_path):
         root = ET.fromstring(text)
         assert root[0].tag.endswith("style") and root[0].text.startswith("svg{color:#1a1a1a}")
         assert "prefers-color-scheme:dark){svg{color:#eee}}" in root[0].text
-        assert text.replace(text[text.index("<style>"):text.index("</style>") + 8], "") == drawing.svg + "\n"
+        assert (
+            text.replace(text[text.index("<style>") : text.index("</style>") + 8], "")
+            == drawing.svg + "\n"
+        )
         assert len(Picture(text).blocks) == len(Picture(drawing.svg).blocks)
 
 

@@ -171,7 +171,10 @@ def test_bad_arguments_say_what_to_pass():
     for wrong, says in [
         (np.ones(3), r"type ndarray and on the host, not .*: pass jax.device_put\(x, sharding\)"),
         ({"a": {"b": 3.0}}, r"a.b is of type float and on the host, not an array on devices"),
-        ([jax.ShapeDtypeStruct((3,), "float32")], r"0 is a jax.ShapeDtypeStruct without a sharding"),
+        (
+            [jax.ShapeDtypeStruct((3,), "float32")],
+            r"0 is a jax.ShapeDtypeStruct without a sharding",
+        ),
         (len, r"pass jax.jit\(f\).lower\(...\).compile\(\)"),
         (jitted, r"call .lower\(...\).compile\(\) first"),
         (jitted.lower(1.0), r"call .compile\(\) first"),
@@ -211,14 +214,18 @@ def test_partial_sums_are_not_called_copies():
         "partial sums over a" in str(ms.memory(sums))
         and "copies" not in str(ms.memory(sums)).split("\n")[-1]
     )
-    assert "P(None, None) {R:a}" in str(ms.memory(finished())) and "4 copies" in str(ms.memory(finished()))
+    assert "P(None, None) {R:a}" in str(ms.memory(finished())) and "4 copies" in str(
+        ms.memory(finished())
+    )
 
 
 def finished():
     """A value whose sum over a is done, as its type says: {R:a}."""
     mesh = Mesh(np.array(jax.devices()[:4]), ("a",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        return jax.reshard(jax.device_put(np.ones((8, 16), np.float32), P()), P(None, None, reduced={"a"}))
+        return jax.reshard(
+            jax.device_put(np.ones((8, 16), np.float32), P()), P(None, None, reduced={"a"})
+        )
 
 
 # Names of leaves
@@ -280,7 +287,9 @@ def test_deleted_arrays_hold_nothing():
         "x", True, 0, 0, 0)  # fmt: skip
     assert gone.shape == (64, 16) and repr(told).split("\n")[-1].endswith("0  deleted")
     assert ms.memory([x]).bytes_per_device == 0
-    with pytest.raises(ValueError, match=r"float32\[64,16\] was deleted and is on no device \(leaf x\): .*donated"):
+    with pytest.raises(
+        ValueError, match=r"float32\[64,16\] was deleted and is on no device \(leaf x\): .*donated"
+    ):
         ms.show({"x": x, "y": y})
     with pytest.raises(ValueError, match="is on no device: .* show what the function returned"):
         ms.show(x)
@@ -304,7 +313,9 @@ def test_a_copy_that_shares_one_device_s_buffer():
     """device_put of an array to all devices may keep the piece that is there already."""
     one = jax.device_put(jnp.arange(1024.0), jax.devices()[0])
     everywhere = jax.device_put(one, jax.NamedSharding(mesh_of(8), P()))
-    kept = one.unsafe_buffer_pointer() == everywhere.addressable_shards[0].data.unsafe_buffer_pointer()
+    kept = (
+        one.unsafe_buffer_pointer() == everywhere.addressable_shards[0].data.unsafe_buffer_pointer()
+    )
     told = ms.memory({"one": one, "everywhere": everywhere})
     assert told.total_bytes == (8 if kept else 9) * 4096
     assert told.bytes_per_device == (1 if kept else 2) * 4096
@@ -420,7 +431,10 @@ def test_a_program_s_results_on_the_host_are_told_apart(kind):
 def test_a_result_that_is_put_on_the_host_is_where_the_array_then_is(kind):
     """Inside a program, CPU puts it into pinned_host and ignores unpinned_host."""
     put = jax.jit(lambda a: jax.device_put(a * 2, on(kind)))
-    told, x = ms.memory(put.lower(rows(16)).compile()), jax.device_put(np.ones((16, 64), np.float32), on())
+    told, x = (
+        ms.memory(put.lower(rows(16)).compile()),
+        jax.device_put(np.ones((16, 64), np.float32), on()),
+    )
     made = ms.memory(put(x))
     assert (told.host_outputs, told.outputs) == (made.host_bytes_per_device, made.bytes_per_device)
     assert sorted((told.host_outputs, told.outputs)) == [0, 2048]
@@ -459,7 +473,9 @@ def test_only_donated_results_on_the_host_are_aliased():
 
 
 def test_a_donated_argument_on_the_host_is_reused_there():
-    told = program(lambda a: a * 2, rows(16, "pinned_host"), out_shardings=on("pinned_host"), donate_argnums=0)
+    told = program(
+        lambda a: a * 2, rows(16, "pinned_host"), out_shardings=on("pinned_host"), donate_argnums=0
+    )
     assert dataclasses.asdict(told) | {"host_temporaries": 0, "temporaries": 0} == {
         "arguments": 0, "outputs": 0, "temporaries": 0, "aliased": 0,
         "host_arguments": 2048, "host_outputs": 2048, "host_temporaries": 0, "host_aliased": 2048,
@@ -498,7 +514,9 @@ def test_a_program_without_host_memory_says_nothing_of_it():
 
 def test_a_backend_that_tells_host_memory_is_believed():
     """Where XLA counts it, for TPU with its padding, the text is not asked."""
-    here = program(lambda a: jax.device_put(a, on()) * 2, rows(16, "pinned_host"), out_shardings=on())
+    here = program(
+        lambda a: jax.device_put(a, on()) * 2, rows(16, "pinned_host"), out_shardings=on()
+    )
     text = jax.jit(lambda a: a + 1).lower(rows(16, "pinned_host")).compile().as_text()
     assert "S(5)" in text.split("\n")[0] and here.host_arguments == 2048
 
@@ -510,7 +528,9 @@ def test_a_backend_that_tells_host_memory_is_believed():
 
 
 def test_the_type_of_an_array_on_the_host_says_so():
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
+    )
     there = jax.NamedSharding(mesh, P("a"), memory_kind="pinned_host")
     x = jax.device_put(np.ones((16, 64), np.float32), there)
     for told in (ms.memory(x), ms.memory(jax.typeof(x))):
@@ -541,5 +561,7 @@ def test_a_part_of_a_byte_is_a_byte():
 def test_a_tree_of_nothing_is_refused_as_show_refuses_it():
     for nothing in ({}, None, [], [None], {"a": {}}):
         for instrument in (ms.memory, ms.show):
-            with pytest.raises(ValueError, match="^the tree has no leaves: pass arrays, or a tree of arrays$"):
+            with pytest.raises(
+                ValueError, match="^the tree has no leaves: pass arrays, or a tree of arrays$"
+            ):
                 instrument(nothing)

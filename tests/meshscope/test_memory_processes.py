@@ -25,7 +25,11 @@ def free_port(tries=100):
 @pytest.fixture(scope="module")
 def told():
     """What each of two processes of four devices says."""
-    mine = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    mine = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+    }
     command = [sys.executable, tied.__file__]
     address = f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -33,20 +37,31 @@ def told():
         for number, path in enumerate(said):
             file = stack.enter_context(path.open("w"))  # a pipe that nobody empties would stop it
             process = subprocess.Popen(
-                [*command, str(number), address], env={**mine, "NPROC": "16"}, stdout=file, stderr=file
+                [*command, str(number), address],
+                env={**mine, "NPROC": "16"},
+                stdout=file,
+                stderr=file,
             )
             stack.callback(process.kill)
             processes.append(process)
         for process, path in zip(processes, said):
             assert process.wait(240) == 0, path.read_text()[-3000:]
-        answers = [[line for line in path.read_text().splitlines() if line.startswith('{"trees"')] for path in said]
+        answers = [
+            [line for line in path.read_text().splitlines() if line.startswith('{"trees"')]
+            for path in said
+        ]
     return [json.loads(lines[-1]) for lines in answers]
 
 
 def test_a_tied_array_counts_once_over_processes(told):
     """8 x 16 numbers in float32: 512 bytes in two pieces, each on four of eight devices."""
     for answer in told:
-        for name in ("one", "twice", "other arrays of the same buffers", "placed again where it is"):
+        for name in (
+            "one",
+            "twice",
+            "other arrays of the same buffers",
+            "placed again where it is",
+        ):
             assert answer["trees"][name][:3] == [256, 512, 2048], name
         assert answer["trees"]["two of the same shape"][:3] == [512, 1024, 4096]
 

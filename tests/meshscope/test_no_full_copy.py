@@ -114,7 +114,9 @@ def test_a_copy_is_a_copy_in_any_shape(shape):
     assert (copy.elements, copy.layer, copy.or_piece_of) == (48 * 80, False, None)
     assert copy.found != (48, 80) and math.prod(copy.found) == 48 * 80
     assert copy.op_name.endswith("all_gather")
-    with pytest.raises(AssertionError, match=r"\(48, 80\) is whole .* by jit.*all_gather at test_no"):
+    with pytest.raises(
+        AssertionError, match=r"\(48, 80\) is whole .* by jit.*all_gather at test_no"
+    ):
         ms.assert_no_full_copy(compiled, w)
 
 
@@ -168,7 +170,9 @@ def stack_of(whole):
 def test_a_layer_of_a_stack_is_a_copy_too():
     compiled, w = stack_of(whole=True)
     copies = ms.full_copies(compiled, {"blocks": w})
-    assert {(copy.paths, copy.shape, copy.layer) for copy in copies} == {(("blocks",), (96, 384), True)}
+    assert {(copy.paths, copy.shape, copy.layer) for copy in copies} == {
+        (("blocks",), (96, 384), True)
+    }
     assert repr(copies).split("\n")[1].split() == [
         "leaf", "shape", "found", "lines", "operation", "source"]  # fmt: skip
     assert "one layer of blocks  (96, 384)  float32[96,384]" in repr(copies)
@@ -220,7 +224,14 @@ def test_activations_are_named_and_can_be_excluded():
         ms.assert_no_full_copy(compiled, {"w": w})
     for copy in copies:
         assert f"float32[64,60] by {copy.op_name} at {copy.source_line}" in str(caught.value)
-    for exclude in [(64, 60), [(64, 60)], *lines, [*lines], ["*/dot_general", "*/sin"], "test_no_*:*"]:
+    for exclude in [
+        (64, 60),
+        [(64, 60)],
+        *lines,
+        [*lines],
+        ["*/dot_general", "*/sin"],
+        "test_no_*:*",
+    ]:
         ms.assert_no_full_copy(compiled, {"w": w}, exclude=exclude)
     with pytest.raises(AssertionError):  # the sine is left
         ms.assert_no_full_copy(compiled, {"w": w}, exclude="*/dot_general")
@@ -234,7 +245,9 @@ def test_an_exclusion_that_excludes_nothing_is_a_typing_error(idle):
 
 
 def test_brackets_in_the_name_of_an_operation_stand_for_themselves():
-    line = "  ROOT %r = f32[48,80]{1,0} copy-start-of-tomorrow(%p), metadata={op_name=\"f/scan[x]/mul\"}"
+    line = (
+        '  ROOT %r = f32[48,80]{1,0} copy-start-of-tomorrow(%p), metadata={op_name="f/scan[x]/mul"}'
+    )
     text = made_up(line)
     w = leaf((48, 80), P("data"))
     ms.assert_no_full_copy(text, w, exclude="f/scan[x]/*")
@@ -323,7 +336,10 @@ def test_twos_are_dimensions_and_ones_are_none():
 
 def test_the_piece_that_a_value_may_be_is_named_by_its_dimensions():
     """Two leaves have pieces of 3,840 elements; the value has the dimensions of the second."""
-    tree = {"a": leaf((96, 80), P("data"), mesh_of(2, 4)), "b": leaf((120, 64), P("data"), mesh_of(2, 4))}
+    tree = {
+        "a": leaf((96, 80), P("data"), mesh_of(2, 4)),
+        "b": leaf((120, 64), P("data"), mesh_of(2, 4)),
+    }
     tree |= {"w": leaf((64, 60), P("data"), mesh_of(2, 4))}
     assert [row.or_piece_of for row in listed("  ROOT %y = f32[60,64] negate(%p)", tree)] == ["b"]
     assert [row.or_piece_of for row in listed("  ROOT %y = f32[3840] negate(%p)", tree)] == ["a"]
@@ -338,7 +354,10 @@ def test_a_stack_of_two_has_layers_and_a_stack_of_one_is_a_leaf():
 
 def test_a_piece_of_a_layer_has_the_elements_of_a_layer_s_piece():
     mesh = mesh_of(2, 4)
-    tree = {"v": leaf((2, 8), P("data"), mesh), "stack": leaf((3, 8, 16), P(None, "data", "model"), mesh)}
+    tree = {
+        "v": leaf((2, 8), P("data"), mesh),
+        "stack": leaf((3, 8, 16), P(None, "data", "model"), mesh),
+    }
     (row,) = listed("  ROOT %y = f32[16]{0} negate(%p)", tree)
     assert (row.paths, row.or_piece_of) == (("v",), "stack")
 
@@ -356,7 +375,7 @@ OUTER = (
 @pytest.mark.parametrize("computations", [INNER, INNER + OUTER, OUTER + INNER])
 def test_a_copy_inside_what_is_called_has_the_name_of_the_caller(computations):
     target = "outer" if "outer" in computations else "inner"
-    line = f"  ROOT %y = f32[48,80]{{1,0}} fusion(%p), calls=%{target}, metadata={{op_name=\"jit(f)/dot\"}}"
+    line = f'  ROOT %y = f32[48,80]{{1,0}} fusion(%p), calls=%{target}, metadata={{op_name="jit(f)/dot"}}'
     (row,) = listed(line, leaf((48, 80), P("data")), computations)
     assert row.op_name == "jit(f)/dot" and len(row.lines) == 1, "made once, whoever hands it on"
 

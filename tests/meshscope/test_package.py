@@ -66,7 +66,15 @@ def test_what_is_exported_is_what_is_public():
     assert all(name.startswith("_") for name in modules)
     names = {name for name in vars(ms) if not name.startswith("_")}
     assert names == set(ms.__all__) and ms.__all__ == sorted(ms.__all__)
-    for result in (ms.Memory, ms.ProgramMemory, ms.Leaf, ms.Table, ms.Totals, ms.FullCopies, ms.FullCopy):
+    for result in (
+        ms.Memory,
+        ms.ProgramMemory,
+        ms.Leaf,
+        ms.Table,
+        ms.Totals,
+        ms.FullCopies,
+        ms.FullCopy,
+    ):
         assert inspect.isclass(result)
     assert issubclass(ms.UnparsedCollectiveWarning, UserWarning)
 
@@ -87,7 +95,9 @@ def test_the_version_is_that_of_the_distribution():
 
 
 def test_only_one_module_touches_private_names_of_jax():
-    private = re.compile(r"jax\._src|jaxlib|jax\.(core|interpreters)\b|\._device_assignment|\bvma\b")
+    private = re.compile(
+        r"jax\._src|jaxlib|jax\.(core|interpreters)\b|\._device_assignment|\bvma\b"
+    )
     for path in sorted(SOURCE.glob("*.py")):
         code = "\n".join(
             ast.unparse(node) for node in ast.parse(path.read_text("utf-8")).body
@@ -153,9 +163,15 @@ def test_what_the_metadata_says_is_so():
     project = settings["project"]
     assert project["readme"] == "src/meshscope/README.md" and project["dynamic"] == ["version"]
     assert "pip install meshscope" in README.read_text("utf-8")
-    author = re.search(r"^author: (.*)$", (SOURCE.parent.parent / "_config.yml").read_text("utf-8"), re.M)
+    author = re.search(
+        r"^author: (.*)$", (SOURCE.parent.parent / "_config.yml").read_text("utf-8"), re.M
+    )
     assert project["authors"] == [{"name": author[1]}]
-    pythons = {line.rsplit(" ", 1)[1] for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)}
+    pythons = {
+        line.rsplit(" ", 1)[1] for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)
+    }
     assert pythons == {"3.11", "3.12", "3.13"} and "Typing :: Typed" in project["classifiers"]
     assert (SOURCE / "py.typed").exists()
-    assert settings["build-system"]["requires"][0].startswith("hatchling=="), "the wheel's bytes are pinned"
+    assert settings["build-system"]["requires"][0].startswith("hatchling=="), (
+        "the wheel's bytes are pinned"
+    )

@@ -76,13 +76,20 @@ def test_no_mesh_is_one_too_few():
     from jax._src.sharding_impls import GSPMDSharding  # only instances are public
 
     mesh = mesh_of(8)
-    lost = GSPMDSharding(tuple(mesh.devices.flat), NamedSharding(mesh, P("data"))._to_xla_hlo_sharding(2))
+    lost = GSPMDSharding(
+        tuple(mesh.devices.flat), NamedSharding(mesh, P("data"))._to_xla_hlo_sharding(2)
+    )
     x = jax.device_put(np.ones((8, 16), np.float32), lost)
     compiled = jax.jit(lambda x: x.sum(0), out_shardings=None).lower(x).compile()
     silent = types.SimpleNamespace(
-        as_text=compiled.as_text, memory_analysis=None, input_shardings=(lost,), output_shardings=lost
+        as_text=compiled.as_text,
+        memory_analysis=None,
+        input_shardings=(lost,),
+        output_shardings=lost,
     )
-    with pytest.raises(ValueError, match="outputs of this program name no mesh: pass the one to use"):
+    with pytest.raises(
+        ValueError, match="outputs of this program name no mesh: pass the one to use"
+    ):
         ms.collectives(silent)
     assert [row.axes for row in ms.collectives(silent, mesh)] == [("data",)]
 
@@ -126,7 +133,8 @@ class Traced:
 @pytest.mark.parametrize("thing", [Lowered(), Traced()])
 def test_what_has_a_text_or_can_be_compiled_is_told_to_compile(thing):
     with pytest.raises(
-        TypeError, match=r"of type (Lowered|Traced), not a compiled program: call \.compile\(\) first"
+        TypeError,
+        match=r"of type (Lowered|Traced), not a compiled program: call \.compile\(\) first",
     ):
         _programs.program_text(thing)
 
@@ -275,7 +283,9 @@ def test_an_array_inside_a_pair_is_shown_for_itself():
 
 def test_something_with_a_shape_alone_has_no_placement():
     for thing in (types.SimpleNamespace(shape=(8,)), types.SimpleNamespace(sharding=None)):
-        with pytest.raises(TypeError, match="of type SimpleNamespace, not an array on devices: pass an array"):
+        with pytest.raises(
+            TypeError, match="of type SimpleNamespace, not an array on devices: pass an array"
+        ):
             ms.show(thing)
 
 

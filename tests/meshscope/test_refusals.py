@@ -63,7 +63,9 @@ def two_meshes():
 
 
 def no_mesh():
-    f = jax.shard_map(lambda x: jax.lax.psum(x, "model"), mesh=mesh(), in_specs=P("model"), out_specs=P())
+    f = jax.shard_map(
+        lambda x: jax.lax.psum(x, "model"), mesh=mesh(), in_specs=P("model"), out_specs=P()
+    )
     text = jax.jit(f).lower(np.ones((8, 8), np.float32)).compile().as_text()
     return ms.collectives(text)
 

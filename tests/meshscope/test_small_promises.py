@@ -27,7 +27,7 @@ def module(lines, computations=""):
 
 
 def test_a_line_whose_frames_are_not_in_the_text_has_no_source():
-    assert hlo.Sources("").find('%x = f32[] add(%a, %b), metadata={stack_frame_id=3}') is None
+    assert hlo.Sources("").find("%x = f32[] add(%a, %b), metadata={stack_frame_id=3}") is None
 
 
 def test_only_the_first_line_says_that_a_program_is_compiled():
@@ -57,7 +57,9 @@ def test_what_every_branch_does_several_times_is_counted_so_often(twice):
         return (f"%{name} (q{name}: f32[8,4]) -> f32[8,4] {{\n  %q{name} = f32[8,4] parameter(0)\n"
                 f"{lines}  ROOT %r{name} = f32[8,4] copy(%{name}0)\n}}\n\n")  # fmt: skip
 
-    conditional = "%b = f32[8,4] conditional(%w, %p, %p), true_computation=%yes, false_computation=%no"
+    conditional = (
+        "%b = f32[8,4] conditional(%w, %p, %p), true_computation=%yes, false_computation=%no"
+    )
     text = module(["%w = pred[] constant(true)", conditional], branch("yes") + branch("no"))
     rows = ms.collectives(text, AbstractMesh((2, 4), ("data", "model")))
     assert [row.executions for row in rows] == [1] * twice

@@ -101,7 +101,9 @@ def drawings():
         x = jax.device_put(np.ones((8, 16), np.float32), P(None, "model"))
         y = jax.device_put(np.ones((16, 8), np.float32), P("model", None))
         yield ms.show(jnp.dot(x, y, out_sharding=P(None, None, unreduced={"model"})))
-        yield ms.show(jax.reshard(jax.device_put(np.ones((8, 16), np.float32), P()), P(reduced={"data"})))
+        yield ms.show(
+            jax.reshard(jax.device_put(np.ones((8, 16), np.float32), P()), P(reduced={"data"}))
+        )
     yield from seen
     from jax._src.sharding_impls import GSPMDSharding  # only instances are public
 
@@ -167,12 +169,20 @@ def markup_of(tag, markup):
 def test_numbers_stand_right_in_a_page_and_in_a_terminal():
     told = ms.memory({"w": shape(P("data"), 8, 1600), "b": shape(P(), 16)})
     page = Page(told._repr_html_())
-    right = [text for attributes, text in page.named("td") if attributes.get("class") == "ms-number"]
+    right = [
+        text for attributes, text in page.named("td") if attributes.get("class") == "ms-number"
+    ]
     assert right == ["25,600", "64"]
-    heads = [text for attributes, text in page.named("th") if attributes.get("class") == "ms-number"]
+    heads = [
+        text for attributes, text in page.named("th") if attributes.get("class") == "ms-number"
+    ]
     assert heads == ["bytes per device"]
     assert {attributes["scope"] for attributes, _ in page.named("th")} == {"col"}
-    ends = {m.end() for line in repr(told).split("\n")[1:] for m in [re.search(r"(device|25,600|64)\b", line)]}
+    ends = {
+        m.end()
+        for line in repr(told).split("\n")[1:]
+        for m in [re.search(r"(device|25,600|64)\b", line)]
+    }
     assert len(ends) == 1
 
 
@@ -311,13 +321,13 @@ def test_a_message_that_is_not_in_the_list_is_no_message():
 
 
 def test_a_message_holds_coloured_lines_and_further_messages():
-    where = Said("in {memory}", memory="a'b \"c\" <d>")
+    where = Said("in {memory}", memory='a\'b "c" <d>')
     said = Said("{part}, {parts}", part=[("x", "x"), ("(2)", "")], parts=where)
-    assert str(said) == "x(2), in a'b \"c\" <d>"
+    assert str(said) == 'x(2), in a\'b "c" <d>'
     assert said.line()[:2] == [("x", "x"), ("(2)", "")]
     element = ET.fromstring(f"<p{said.attributes()}/>")
     assert check(element.attrib, str(said)) == ["{part}, {parts}", "in {memory}"]
-    assert _messages.html(where) == "in a'b \"c\" &lt;d&gt;"
+    assert _messages.html(where) == 'in a\'b "c" &lt;d&gt;'
     assert Said("yes").attributes() == ' data-message="yes"'
     assert _messages.attributes("plain") == _messages.attributes([("plain", "")]) == ""
 

@@ -46,14 +46,18 @@ def model(mesh):
 def trees(mesh):
     x, y = array(mesh, P("data")), array(mesh, P("data"))
     whole = array(mesh, P())
-    keys = jax.jit(lambda: jax.random.split(jax.random.key(0), 8), out_shardings=NamedSharding(mesh, P("data")))()
+    keys = jax.jit(
+        lambda: jax.random.split(jax.random.key(0), 8), out_shardings=NamedSharding(mesh, P("data"))
+    )()
     tied = model(mesh)
     gone = array(mesh, P("model"))
     gone.delete()
     explicit = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(explicit):
         left, right = array(explicit, P(None, "model")), array(explicit, P("model", None), (16, 8))
-        sums = jax.jit(lambda a, b: jnp.dot(a, b, out_sharding=P(None, None, unreduced={"model"})))(left, right)
+        sums = jax.jit(lambda a, b: jnp.dot(a, b, out_sharding=P(None, None, unreduced={"model"})))(
+            left, right
+        )
     return {
         "one": [x],
         "twice": [x, x],
@@ -92,12 +96,16 @@ def of_one_process(mesh):
     pieces = [shard.data for shard in here.addressable_shards]
     line = jax.sharding.Mesh(mesh.devices.reshape(-1), ("data",))
     # Half of its pieces are those of `here`; the other process has the rest.
-    everywhere = jax.make_array_from_single_device_arrays((8, 16), NamedSharding(line, P("data")), pieces)
+    everywhere = jax.make_array_from_single_device_arrays(
+        (8, 16), NamedSharding(line, P("data")), pieces
+    )
     copies = array(rows[0], P(), (4, 16))  # 256 bytes on each of my devices
     pieces = [shard.data for shard in copies.addressable_shards]
     whole = jax.make_array_from_single_device_arrays((4, 16), NamedSharding(line, P()), pieces)
     there = [
-        jax.make_array_from_single_device_arrays((4, 16), NamedSharding(rows[1], P("data")), [], dtype=np.float32)
+        jax.make_array_from_single_device_arrays(
+            (4, 16), NamedSharding(rows[1], P("data")), [], dtype=np.float32
+        )
         for _ in range(2)
     ]
     found = {
