@@ -222,7 +222,7 @@ def test_with_as_many_processes_the_last_bits_are_the_same(page):
 
 
 def test_on_four_devices_in_place_of_eight_they_differ_by_rounding(page):
-    """Sums are added in another order. (That they differ no more, another test says.)"""
+    """Sums are added in another order, so not every bit is the same."""
     assert not np.array_equal(saved(page, "fewer", 9)[0], saved(page, "warned", 9)[0])
 
 
