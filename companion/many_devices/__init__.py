@@ -10,7 +10,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 
 | module | what it holds | introduced in |
 |---|---|---|
-| `helpers` | `put`, `traffic`, `type_of`, `attempt`; `silence_orbax` | chapters 1 and 7; messages about checkpoints |
+| `helpers` | `put`, `traffic`, `type_of`, `attempt`, `silence_orbax` | chapters 1 and 7 |
 | `checks` | `misplaced`, `assert_placed` | chapters 2 and 6 |
 | `stack` | a block of two weights, and a stack of such blocks | chapter 3 |
 | `data` | the handwritten digits | chapter 4 |
