@@ -29,6 +29,7 @@ faulthandler.dump_traceback_later(120, exit=True)  # then it ends, whatever happ
 
 START = """
 import sys, jax, jax.numpy as jnp, numpy as np
+
 Auto = jax.sharding.AxisType.Auto
 
 address, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

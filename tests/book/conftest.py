@@ -9,18 +9,36 @@ import many_devices
 many_devices.setup()  # before anything uses JAX
 
 import jax  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from pages import run  # noqa: E402
 
 # The book's site has no such cache: its key leaves out source lines, and the site prints them.
 CACHE = Path(__file__).parents[2] / "_build" / "compiled-for-tests"
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+CACHED = {
+    "jax_compilation_cache_dir": str(CACHE),
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": 0,
+}
+
+
+def configure(settings):
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """The cache is for these tests alone: others in this process read source lines."""
+    before = {name: getattr(jax.config, name) for name in CACHED}
+    configure(CACHED)
+    yield
+    configure(before)
 
 
 @pytest.fixture(scope="module")
-def page(request):
+def page(request, compiled_once):
     """The page that this module names in PAGE, executed once for all of its tests."""
     with run(request.module.PAGE) as executed:
         yield executed

@@ -106,7 +106,7 @@ def served(tmp_path):
             text = re.sub(rf'"{name}==[\d.]+"', f'"{name}=={metadata.version(name)}"', text)
         requirement.write_text(text, "utf-8")
         requirement.write_text(sync.requirement(root)[1], "utf-8")
-        [(_, cell)] = sync.pinned(root)
+        _, cell = sync.pinned(root)
         for wheel in (build_wheel(root), build_wheel(root, COMPANION)):
             (folder / wheel.path).parent.mkdir(parents=True)
             (folder / wheel.path).write_bytes(wheel.data)
