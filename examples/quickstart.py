@@ -11,7 +11,7 @@ Each `# %%` begins a cell of the page "Quick start", book/quickstart.md, which s
 # %%
 import os
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # only where there is no GPU or TPU
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # no effect if you have a GPU or TPU
 import jax
 import numpy as np
 
@@ -30,38 +30,43 @@ print("one batch:", x_BD.shape)
 
 
 # %%
-def loss_of(weights, x_BD, y_BD, rows):
+def loss_of(weights, x_BD, y_BD, batch_at):
     h_BF = jax.nn.relu(x_BD @ weights["w_DF"])
-    h_BF = jax.lax.with_sharding_constraint(h_BF, rows)  # examples stay where they are
+    h_BF = jax.lax.with_sharding_constraint(h_BF, batch_at)  # examples stay in place
     return ((h_BF @ weights["w_FD"] - y_BD) ** 2).mean()
 
 
-def step(weights, x_BD, y_BD, rows):
-    loss, grads = jax.value_and_grad(loss_of)(weights, x_BD, y_BD, rows)
+def step(weights, x_BD, y_BD, batch_at):
+    loss, grads = jax.value_and_grad(loss_of)(weights, x_BD, y_BD, batch_at)
     return jax.tree.map(lambda w, g: w - g, weights, grads), loss
 
 
 # %%
-def train(where, rows):
-    weights = jax.device_put(start, where)
-    batch = jax.device_put((x_BD, np.sort(x_BD)), rows)  # the task: sort the numbers
-    run = jax.jit(step, static_argnums=3, donate_argnums=0, out_shardings=(where, None))
+def train(weights_at, batch_at):
+    weights = jax.device_put(start, weights_at)
+    batch = jax.device_put((x_BD, np.sort(x_BD)), batch_at)  # to sort the numbers
+    run = jax.jit(
+        step,
+        static_argnums=3,
+        donate_argnums=0,
+        out_shardings=(weights_at, None),
+    )
     for i in range(4):
-        weights, loss = run(weights, *batch, rows)
+        weights, loss = run(weights, *batch, batch_at)
         print(f"step {i}: loss {loss:.6f}")
     print("w_DF on each device:", weights["w_DF"].addressable_shards[0].data.shape)
 
 
 device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-train(where=device, rows=device)
+train(weights_at=device, batch_at=device)
 
 # %%
 mesh = jax.make_mesh((n,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-rows = jax.NamedSharding(mesh, jax.P("data"))
-train(where=jax.NamedSharding(mesh, jax.P()), rows=rows)
+sharded = jax.NamedSharding(mesh, jax.P("data"))
+train(weights_at=jax.NamedSharding(mesh, jax.P()), batch_at=sharded)
 
 # %%
-train(where=rows, rows=rows)
+train(weights_at=sharded, batch_at=sharded)
 
 # %%
 try:
@@ -77,7 +82,7 @@ class MLP(nnx.Module):
         self.down = nnx.Linear(4 * D, D, rngs=rngs)
 
     def __call__(self, x_BD):
-        h_BF = jax.lax.with_sharding_constraint(jax.nn.relu(self.up(x_BD)), rows)
+        h_BF = jax.lax.with_sharding_constraint(jax.nn.relu(self.up(x_BD)), sharded)
         return self.down(h_BF)
 
 
@@ -96,11 +101,12 @@ def flax_step(model, optimizer, x_BD, y_BD):
     return model, optimizer, loss
 
 
-copies = jax.NamedSharding(mesh, jax.P())
-where = jax.tree.map(lambda array: rows if array.ndim else copies, (model, optimizer))
-model, optimizer = jax.device_put((model, optimizer), where)
-batch = jax.device_put((x_BD, np.sort(x_BD)), rows)
-run = jax.jit(flax_step, donate_argnums=(0, 1), out_shardings=(*where, None))
+replicated = jax.NamedSharding(mesh, jax.P())
+state = model, optimizer
+shardings = jax.tree.map(lambda array: sharded if array.ndim else replicated, state)
+model, optimizer = jax.device_put(state, shardings)
+batch = jax.device_put((x_BD, np.sort(x_BD)), sharded)
+run = jax.jit(flax_step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 for i in range(4):
     model, optimizer, loss = run(model, optimizer, *batch)
     print(f"step {i}: loss {loss:.6f}")

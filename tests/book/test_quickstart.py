@@ -22,14 +22,14 @@ def shardings_of(page):
     copies = jax.NamedSharding(page.mesh, P())
     return {
         "one device": (page.device, page.device, 1),
-        "data parallel": (copies, page.rows, 1),
-        "fsdp": (page.rows, page.rows, page.n),
+        "data parallel": (copies, page.sharded, 1),
+        "fsdp": (page.sharded, page.sharded, page.n),
     }
 
 
 def printed_by(page, where, rows):
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        page.train(where=where, rows=rows)
+        page.train(weights_at=where, batch_at=rows)
     *steps, shape = said.getvalue().splitlines()
     losses = [float(line.split()[-1]) for line in steps]
     return losses, [int(size) for size in re.findall(r"\d+", shape)]
@@ -80,7 +80,7 @@ def test_the_page_prints_whole_weights_twice_and_then_pieces(capsys):
 
 def test_a_device_has_its_own_64_examples(page):
     """The batch has 64 examples for each device, 512 on eight."""
-    batch = jax.device_put(page.x_BD, page.rows)
+    batch = jax.device_put(page.x_BD, page.sharded)
     assert {shard.data.shape[0] for shard in batch.addressable_shards} == {64}
     assert page.n != 8 or page.x_BD.shape == (512, 96)
 
@@ -214,11 +214,11 @@ def test_the_bytes_of_the_flax_model(page):
 
 def test_an_optimizer_made_from_a_placed_model_has_its_moments_there(page):
     """An Adam optimizer that is made from a placed model keeps its moments where the weights are."""
-    model = jax.device_put(page.MLP(page.nnx.Rngs(0)), page.rows)
+    model = jax.device_put(page.MLP(page.nnx.Rngs(0)), page.sharded)
     optimizer = page.nnx.Optimizer(model, page.optax.adam(1e-3), wrt=page.nnx.Param)
     for of_all in (optimizer.opt_state[0].mu, optimizer.opt_state[0].nu):
         for weight, moment in zip(jax.tree.leaves(model), jax.tree.leaves(of_all), strict=True):
-            assert moment.sharding.is_equivalent_to(page.rows, weight.ndim)
+            assert moment.sharding.is_equivalent_to(page.sharded, weight.ndim)
 
 
 def test_a_forgotten_optimizer_still_lowers_the_loss(page):
