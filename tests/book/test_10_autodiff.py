@@ -51,7 +51,8 @@ def test_a_weight_is_invariant_a_batch_and_the_product_vary_and_a_sum_is_invaria
 def test_the_gradient_begins_with_a_cast_and_ends_in_its_partner_a_psum(page):
     """JAX casts the weight, and sums its gradients over devices: 28, not a device's own."""
     steps = page.operations(page.share_gradient, page.w, page.x).split(" → ")
-    assert steps == ["pvary", "mul", "reduce_sum", "mul", "reduce_sum", "psum"]
+    assert steps[:3] == ["pvary", "mul", "reduce_sum"]  # forward
+    assert steps[3:] == ["pvary", "broadcast_in_dim", "mul", "reduce_sum", "psum"]
     assert page.share_gradient(page.w, page.x) == page.x.sum() == 28
 
 
@@ -197,31 +198,22 @@ def test_inside_checkpoint_fsdp_sends_twice_as_much_backward_as_forward(remat, p
 
 
 def divided(page, params, batch_block):
-    return jax.tree.map(lambda g: g / 8, jax.grad(page.error_of)(params, batch_block))
-
-
-def summed(page, params, batch_block):
-    gradient = jax.grad(page.error_of)(params, batch_block)
-    return jax.tree.map(lambda g: g / 8, jax.lax.psum(gradient, "data"))
-
-
-def mean_twice(page, params, batch_block):
-    return jax.lax.pmean(jax.grad(page.mean_error)(params, batch_block), "data")
+    return jax.tree.map(lambda g: g / 8, jax.grad(page.loss_of)(params, batch_block))
 
 
 def cast_first(page, params, batch_block):
     own = jax.lax.pcast(params, "data", to="varying")
-    return jax.lax.pmean(jax.grad(page.error_of)(own, batch_block), "data")
+    return jax.lax.pmean(jax.grad(page.loss_of)(own, batch_block), "data")
 
 
 def outside(page, check):
-    """The gradient around the whole shard_map, which returns the devices' errors."""
+    """The gradient around the whole shard_map, which returns the devices' losses."""
 
-    def one_error(params, batch_block):
-        return page.error_of(params, batch_block)[None]
+    def one_loss(params, batch_block):
+        return page.loss_of(params, batch_block)[None]
 
     mapped = jax.shard_map(
-        one_error,
+        one_loss,
         mesh=page.mesh,
         in_specs=(P(), P("data")),
         out_specs=P("data"),
@@ -234,26 +226,24 @@ def outside(page, check):
 def forms(page, check):
     """The gradient of each form in the table of the page."""
     by_rows = {
-        "`grad(pmean(error))`": jax.grad(page.mean_error),
-        "`pmean(grad(error))`": page.mean_of_gradients,
-        "`grad(error) / 8`": partial(divided, page),
-        "`psum(grad(error)) / 8`": partial(summed, page),
-        "`pmean(grad(pmean(error)))`": partial(mean_twice, page),
-        "cast the weights, then `pmean(grad(error))`": partial(cast_first, page),
+        "`grad(pmean(loss))`": jax.grad(page.mean_loss),
+        "`pmean(grad(loss))`": page.mean_of_gradients,
+        "`grad(loss) / 8`": partial(divided, page),
+        "cast the weights, then `pmean(grad(loss))`": partial(cast_first, page),
     }
     in_pieces = {
-        "FSDP: `all_gather`, then `grad(pmean(error))`": jax.grad(page.fsdp_error),
+        "FSDP: `all_gather`, then `grad(pmean(loss))`": jax.grad(page.fsdp_loss),
         "FSDP: own backward pass, `pmean` of the rest": page.own_gradient,
     }
     found = {name: page.on_eight(way, check) for name, way in by_rows.items()}
-    found |= {name: page.on_eight(way, check, page.in_pieces) for name, way in in_pieces.items()}
-    name = "`grad` around the whole `shard_map`, which returns the devices' errors"
+    found |= {name: page.on_eight(way, check, page.fsdp_specs) for name, way in in_pieces.items()}
+    name = "`grad` around the whole `shard_map`, which returns the devices' losses"
     return found | {name: outside(page, check)}
 
 
 def in_words(factors):
     """As the table says it."""
-    matrix, bias = (factors[name].removesuffix(" times") for name in ("w_DF", "b_F"))
+    matrix, bias = (factors[name].removesuffix("x") for name in ("w_DF", "b_F"))
     return matrix if matrix == bias else f"matrix {matrix}, bias {bias}"
 
 
@@ -273,10 +263,10 @@ def test_the_table_of_forms_is_right(page):
 
 def test_the_page_prints_once_and_eight_times(page):
     """The mean inside the loss is right, and outside it the gradient is eight times too large."""
-    right, wrong = page.on_eight(jax.grad(page.mean_error)), page.on_eight(page.mean_of_gradients)
+    right, wrong = page.on_eight(jax.grad(page.mean_loss)), page.on_eight(page.mean_of_gradients)
     page.assert_same(right, page.true_gradient)
-    assert set(page.factors(right).values()) == {"1 times"}
-    assert set(page.factors(wrong).values()) == {"8 times"}
+    assert set(page.factors(right).values()) == {"1x"}
+    assert set(page.factors(wrong).values()) == {"8x"}
     assert attempt(page.assert_same, wrong, page.true_gradient).startswith("AssertionError")
 
 
@@ -314,7 +304,7 @@ def test_with_the_check_off_grad_of_pmean_leaves_each_device_its_own_gradient(pa
     """That of its own eight rows."""
 
     def what_is_left(params, batch_block):
-        return jax.tree.map(lambda g: g[None], jax.grad(page.mean_error)(params, batch_block))
+        return jax.tree.map(lambda g: g[None], jax.grad(page.mean_loss)(params, batch_block))
 
     mapped = jax.shard_map(
         what_is_left,
@@ -327,22 +317,22 @@ def test_with_the_check_off_grad_of_pmean_leaves_each_device_its_own_gradient(pa
     for i in range(N):
         own = jax.tree.map(lambda rows, i=i: rows[8 * i : 8 * i + 8], page.batch)
         found = jax.tree.map(lambda g, i=i: g[i], left)
-        page.assert_same(found, jax.grad(page.error_of)(page.params, own))
+        page.assert_same(found, jax.grad(page.loss_of)(page.params, own))
 
 
 def test_fsdp_with_the_check_off_is_eight_times_too_large_and_wrong(page):
     """The matrix 8 times, the bias wrong; with the check on, both right."""
     last = page.after("fsdp-off").gradient
-    assert page.factors(last) == {"w_DF": "8 times", "b_F": "wrong"}
-    on = page.on_eight(jax.grad(page.fsdp_error), True, page.in_pieces)
+    assert page.factors(last) == {"w_DF": "8x", "b_F": "wrong"}
+    on = page.on_eight(jax.grad(page.fsdp_loss), True, page.fsdp_specs)
     page.assert_same(on, page.true_gradient)
 
 
 def test_an_own_backward_pass_is_right_with_the_check_off(page):
     """A scatter that divides, and a mean for the bias; with the check on the bias is 8 times."""
-    off, on = (page.on_eight(page.own_gradient, check, page.in_pieces) for check in (False, True))
+    off, on = (page.on_eight(page.own_gradient, check, page.fsdp_specs) for check in (False, True))
     page.assert_same(off, page.true_gradient)
-    assert page.factors(on) == {"w_DF": "1 times", "b_F": "8 times"}
+    assert page.factors(on) == {"w_DF": "1x", "b_F": "8x"}
     assert on["w_DF"].addressable_shards[3].data.shape == (4, 16)
 
 
@@ -373,12 +363,12 @@ def test_microbatches_give_the_gradient_of_one_batch(page):
     short = short_batch(page)
     wanted = jax.jit(jax.value_and_grad(partial(mean_of_rows, page)))(page.params, short)
     first_61 = jax.tree.map(lambda rows: rows[:61], page.batch)
-    assert np.isclose(wanted[0], page.error_of(page.params, first_61), rtol=1e-5)
+    assert np.isclose(wanted[0], page.loss_of(page.params, first_61), rtol=1e-5)
     assert page.sums_of(page.params, short).rows == 61
     for program in page.programs.values():
         page.assert_same(program(page.params, short), wanted, rtol=1e-4, atol=1e-6)
         whole = program(page.params, page.rows_batch)
-        page.assert_same(whole, (page.true_error, page.true_gradient))
+        page.assert_same(whole, (page.true_loss, page.true_gradient))
 
 
 def test_a_mean_of_means_is_wrong_if_rows_only_fill_up(page):
@@ -428,8 +418,8 @@ def test_with_fsdp_every_microbatch_gathers_and_a_cast_helps_the_bias_alone(page
     mapped = jax.shard_map(
         jax.value_and_grad(loss),
         mesh=page.mesh,
-        in_specs=(page.in_pieces, P("data")),
-        out_specs=(P(), page.in_pieces),
+        in_specs=(page.fsdp_specs, P("data")),
+        out_specs=(P(), page.fsdp_specs),
     )
     short = short_batch(page)
     program = jax.jit(mapped).lower(page.params, short).compile()
