@@ -22,7 +22,7 @@ P = jax.P
 
 
 def fsdp_spec(shape, devices, stacked=False):
-    """Shard the largest dimension that the devices divide; a small weight stays whole.
+    """Shard the largest dimension divisible by `devices`; a small weight stays whole.
 
     The shape of a stacked weight begins with the layers, which are never sharded.
     """
@@ -48,7 +48,7 @@ def gather(module):
         axis = spec.index("data") - len(spec)  # from the end: in a scan L is gone
         block = weight[...]
         whole = jax.lax.all_gather(block, "data", axis=axis, tiled=True)
-        return weight.replace(whole)  # the same variable with another array
+        return weight.replace(whole)  # the same variable with the whole array
 
     def is_weight(x):
         return isinstance(x, nnx.Variable)
@@ -138,7 +138,7 @@ def step(model, momentum, batch_block):
 
 
 def compiled_step(mesh, model, momentum):
-    """The step on all devices; what comes back is sharded as it went in."""
+    """The step on all devices; model and momentum stay sharded as they are."""
     specs = nnx.get_partition_spec((model, momentum))
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=(*specs, P()))
     return jax.jit(mapped, donate_argnums=(0, 1))
