@@ -1,6 +1,7 @@
 """The wheels that notebooks install: the same bytes anywhere, and pip takes no other."""
 
 import functools
+import hashlib
 import http.server
 import os
 import re
@@ -181,3 +182,30 @@ def test_elsewhere_nothing_is_installed_and_the_command_is_said(bare, served, tm
     *_, last = printed.strip().splitlines()
     assert 'run pip install "many_devices[instruments] @ http://127.0.0.1:' in last
     assert not list((tmp_path / "bare").glob("lib/python*/site-packages/many_devices*"))
+
+
+def test_publishing_keeps_the_wheels_of_earlier_notebooks(tmp_path):
+    """A saved notebook finds its wheel after the next push; a changed one is not kept."""
+    live, new = tmp_path / "live", tmp_path / "new"
+    contents = {"old": b"an earlier wheel", "changed": b"changed since", "same": b"today's"}
+    paths = {}
+    for name, data in contents.items():
+        made = hashlib.sha256(b"as it was" if name == "changed" else data).hexdigest()
+        paths[name] = f"wheels/{made}/many_devices-0.1.0-py3-none-any.whl"
+        (live / paths[name]).parent.mkdir(parents=True)
+        (live / paths[name]).write_bytes(data)
+    (live / "wheels" / "index.txt").write_text("\n".join(paths.values()) + "\n")
+    (new / paths["same"]).parent.mkdir(parents=True)
+    (new / paths["same"]).write_bytes(contents["same"])
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(live))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        site = f"http://127.0.0.1:{server.server_port}/"
+        command = [ROOT / ".ci" / "keep-wheels", site, new]
+        done = subprocess.run(command, check=True, text=True, capture_output=True)
+        server.shutdown()
+    assert (new / paths["old"]).read_bytes() == contents["old"]
+    assert not (new / paths["changed"]).exists() and "is not the wheel" in done.stderr
+    listed = (new / "wheels" / "index.txt").read_text().split()
+    assert listed == sorted([paths["old"], paths["same"]])
+    subprocess.run([*command[:1], "http://127.0.0.1:1/", new], check=True)  # never published
