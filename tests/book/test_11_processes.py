@@ -119,7 +119,7 @@ def test_copies_that_differ_are_called_replicated(page):
     """0 in one process and 1 in the other, and is_fully_replicated is True."""
     for number, life in enumerate(page.silent_lives):
         mine = f"mine: [{number}. {number}. {number}.]"
-        assert lines(life)[1:] == ["equal copies? True", mine]
+        assert lines(life)[1:] == ["is_fully_replicated: True", mine]
 
 
 def test_every_row_twice_is_the_same_loss(page):
@@ -186,14 +186,14 @@ def test_the_first_loss_is_that_of_the_whole_model_on_the_first_64_rows(page):
 
 
 def test_a_process_that_was_not_told_of_the_other_ends_with_code_1(page):
-    """`expect` says how many processes and devices were asked for, and how many were found."""
-    assert page.alone.code == 1 and "found 1 with 4" in page.alone.errors
+    """`expect` prints how many processes and devices were expected, and how many were found."""
+    assert page.alone.code == 1 and "found 1 and 4." in page.alone.errors
 
 
 def test_two_processes_that_know_each_other_go_on(page):
-    """Found as asked for, both go on."""
+    """They find what they expected, and both go on."""
     assert [life.code for life in page.both] == [0, 0]
-    assert all(life.log == ["connected", "as asked for", "ended"] for life in page.both)
+    assert all(life.log == ["connected", "as expected", "ended"] for life in page.both)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
