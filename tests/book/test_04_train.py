@@ -473,7 +473,11 @@ def test_for_cpu_gradients_are_summed_whole():
     ratios = {c: sent("train-fsdp", c) / sent("train-dp", c) for c in ("cpu", "gpu", "tpu")}
     assert 1.9 < ratios["cpu"] < 2.1 and 1.45 < ratios["gpu"] < 1.55
     assert 1.3 < ratios["tpu"] < 1.35
-    assert {"all-gather", "reduce-scatter"} <= {kind for kind, _ in moves("train-fsdp", "tpu")}
+    on_tpu = moves("train-fsdp", "tpu")
+    assert on_tpu["reduce-scatter", ("data",)][0] == 4 * KERNELS * 16 // 12  # padded
+    assert f"{on_tpu['all-gather', ('data',)][1] / 1e6:.2f}" == "1.05"
+    assert f"{on_tpu['reduce-scatter', ('data',)][1] / 1e6:.2f}" == "1.41"
+    assert f"{on_tpu['collective-permute', ('data',)][1] / 1e6:.2f}" == "0.35"
 
 
 @pytest.mark.parametrize("compiler", ["gpu", "tpu", "cpu"])
@@ -486,6 +490,7 @@ def test_tensor_parallelism_sums_activations(compiler):
     activation = 4 * 64 * 96
     rest = found["all-reduce", ("model",)][0] - (2 * 4 + 1) * activation
     assert 0 < rest <= 4 * 4 * 64  # a few numbers for each row
+    assert f"{9 * 7 / 4 * activation / 1e6:.2f}" == "0.39"
 
 
 @pytest.mark.parametrize("compiler", ["gpu", "cpu"])
@@ -496,6 +501,8 @@ def test_the_hybrid_does_all_of_it_in_smaller_pieces(compiler):
     payload, wire = found["all-gather", ("data",)]
     assert payload == GATHERED / 4 and wire == payload / 2
     assert found["all-reduce", ("model",)][0] < 0.6 * whole["all-reduce", ("model",)][0]
+    activation = 4 * 32 * 96  # ten of them, and a few numbers for each row
+    assert 0 < found["all-reduce", ("model",)][0] - 10 * activation <= 4 * 4 * 32
     gradients = found["all-reduce", ("data",)][0]
     gradients += found.get(("reduce-scatter", ("data",)), (0, 0))[0]
     assert gradients == 4 * ((KERNELS + B_F) // 4 + SMALL) + 8
