@@ -1,4 +1,4 @@
-"""Chapter 5: from saved to placed, chunks and who reads them, saving in the background.
+"""Chapter 5: from saved to loaded, chunks and who reads them, saving in the background.
 
 The chunks are those of `w_DF` of the tiny model on a 2×4 mesh; what device 0 of another mesh asks
 for, and what it reads besides, is computed. Times of the background save are computed as well, from
@@ -35,7 +35,7 @@ def target():
         text(disk, 30, say("one array, {shape}", shape="8×8"), 12),
     ]
     parts += [
-        text(placed, 14, say("placed"), 13, bold=True),
+        text(placed, 14, say("loaded"), 13, bold=True),
         text(placed, 30, say("on 2 devices"), 12),
     ]
     parts += [rect(0, top - 10, side, 4, MODEL), text(side, top - 14, kept("model"), 11, "end")]
@@ -60,7 +60,7 @@ def target():
     middle = top + side / 2
     parts += [arrow(side + 14, middle, disk - 6, middle)]
     parts += [arrow(disk + side + 6, middle, placed - 14, middle)]
-    parts += [text(disk, top + side + 26, say("the target says:"), 12)]
+    parts += [text(disk, top + side + 26, say("the target:"), 12)]
     parts += [text(disk, top + side + 42, strong("(8, 8) float32"), 12)]
     parts += [text(disk, top + side + 58, strong("P('model', None) on 1×2"), 12)]
     parts += [arrow(disk + side + 20, top + side + 14, disk + side + 20, middle + 10)]

@@ -79,8 +79,8 @@ def array(x, y, size, drawn, axes, strategy):
 def mesh(strategy):
     sizes = [("data", strategy.data), ("model", strategy.model)]
     return kept(
-        " × ".join(
-            f'<tspan fill="{COLOUR[name]}">{name} {size}</tspan>'
+        ", ".join(
+            f'<tspan fill="{COLOUR[name]}">{name} = {size}</tspan>'
             for name, size in sizes
             if size > 1
         )
