@@ -43,14 +43,14 @@ def test_a_sine_and_a_copy_are_sharded_like_their_input(page):
 
 def test_a_product_of_rows_and_columns_is_sharded_along_both_axes(page):
     """Its rows are those of the batch, its columns those of the weight, and it is the product."""
-    assert page.product_BF.sharding.is_equivalent_to(page.x_BD.sharding, 2)
+    assert page.product_BD.sharding.is_equivalent_to(page.x_BD.sharding, 2)
     right = page.x_host @ page.x_host
-    np.testing.assert_allclose(page.product_BF, right, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(page.product_BD, right, rtol=1e-3, atol=1e-3)
 
 
 def test_nothing_moves_for_a_sine_a_copy_and_this_product(page):
     """Their programs have no collectives."""
-    product = [page.rows_BD, page.columns_DF]
+    product = [page.rows_BD, page.columns_DD]
     for function, inputs in [(jnp.sin, [page.x_BD]), (jnp.copy, [page.x_BD]), (jnp.dot, product)]:
         assert not traffic(function, *inputs)
 
@@ -180,10 +180,10 @@ def test_the_table_of_the_page(page):
 
 
 def test_the_page_prints_where_a_result_is(page):
-    """`where` says the devices and whether the result is committed, or what is raised."""
-    assert page.where(jnp.add, page.loose, page.far) == "on [7], committed: True"
-    assert page.where(jnp.add, page.loose, 1) == "on [0], committed: False"
-    assert page.where(jnp.add, page.near, page.far).endswith("Received incompatible devices")
+    """`placement_of` says the devices and whether the result is committed, or what is raised."""
+    assert page.placement_of(jnp.add, page.loose, page.far) == "on [7], committed: True"
+    assert page.placement_of(jnp.add, page.loose, 1) == "on [0], committed: False"
+    assert page.placement_of(jnp.add, page.near, page.far).endswith("Received incompatible devices")
 
 
 def test_an_array_that_a_jitted_function_closes_over_decides_nothing(page):
