@@ -54,16 +54,18 @@ class Transformer(nnx.Module):
 
 
 RULES = [  # the end of a path, and one entry for each dimension of that weight
-    (r"embed/embedding", ("data", None)),
-    (r"(query|key|value)/kernel", ("data", None, None)),
-    (r"out/kernel", (None, None, "data")),
-    (r"(up|down|head)/kernel", ("data", None)),
+    (r"embed/embedding", ("data", None)),  # V × D
+    (r"(query|key|value)/kernel", ("data", None, None)),  # D × H × C
+    (r"out/kernel", (None, None, "data")),  # H × C × D
+    (r"up/kernel", ("data", None)),  # D × 4D
+    (r"down/kernel", (None, "data")),  # 4D × D
+    (r"head/kernel", ("data", None)),  # D × V
     (r"(bias|scale)", ()),  # small: a copy on every device
 ]
 
 
 def spec_of(path):
-    """What the first rule says that matches the end of this path."""
+    """Return the spec of the first rule that matches the end of this path."""
     name = "/".join(map(str, path))
     for pattern, spec in RULES:
         if re.search(rf"(^|/){pattern}$", name):
@@ -72,7 +74,7 @@ def spec_of(path):
 
 
 def make():
-    """A new model, sharded by RULES, and its optimizer."""
+    """Make a model, sharded by RULES, and its optimizer."""
     model = Transformer(V=256, D=64, H=4, L=2, rngs=nnx.Rngs(0))
     for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         spec = spec_of(path)
@@ -82,7 +84,7 @@ def make():
 
 
 def mesh_of(devices):
-    """A mesh of these devices, in one row called `data`."""
+    """Make a mesh of these devices with a single axis, `data`."""
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((len(devices),), ("data",), axis_types=auto, devices=devices)
 
@@ -100,7 +102,7 @@ def step(model, optimizer, tokens_BS):
 
 
 def compiled_step(model, optimizer):
-    """The step: each result is sharded as its input was, and takes over its memory."""
+    """Compile the step: results keep the inputs' shardings and reuse their memory."""
     shardings = jax.tree.map(lambda array: array.sharding, (model, optimizer))
     return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 
@@ -109,14 +111,14 @@ TEXT = np.frombuffer(inspect.getsource(nnx.MultiHeadAttention).encode(), np.uint
 
 
 def batch_of(number, mesh, size=16, length=65):
-    """The batch of this step: the same on every mesh and in every run."""
+    """Return the batch of this step, the same on every mesh and in every run."""
     begins = np.random.default_rng(number).integers(len(TEXT) - length, size=size)
     tokens_BS = np.stack([TEXT[begin : begin + length] for begin in begins])
     return jax.device_put(tokens_BS, jax.NamedSharding(mesh, P("data")))
 
 
 def train(model, optimizer, mesh, until):
-    """Steps from where the optimizer stands up to `until`; the losses by step."""
+    """Train from the optimizer's step to `until`; return the losses by step too."""
     losses = {}
     with jax.set_mesh(mesh):
         train_step = compiled_step(model, optimizer)
@@ -130,14 +132,14 @@ def save(path, model, optimizer):
 
 
 def resume(path, mesh):
-    """Model and optimizer from a checkpoint, sharded for this mesh."""
+    """Load model and optimizer from a checkpoint, sharded for this mesh."""
     with jax.set_mesh(mesh):
         graphdef, target = nnx.get_abstract_model(make, mesh)
         return nnx.merge(graphdef, ocp.load(path, target))
 
 
 def check(model, optimizer, mesh, steps):
-    """Raise AssertionError for three mistakes that raise no error of their own."""
+    """Raise AssertionError for three mistakes that otherwise raise no error."""
     weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
     for path, weight in weights:
         wanted = jax.NamedSharding(mesh, P(*spec_of(path)))
