@@ -27,6 +27,12 @@ def named_layer():
     return nnx.Linear(8, 16, use_bias=False, kernel_metadata=metadata, rngs=nnx.Rngs(0))
 
 
+def init(page, rules, mesh):
+    """A new model and its optimizer, sharded by the table."""
+    with jax.set_mesh(mesh):
+        return page.init(page.tiny, rules)
+
+
 def optimizer_of(model):
     return nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
@@ -69,7 +75,7 @@ def test_the_compiled_program_knows_only_the_mesh(page):
     assert by_object == by_context == physical and '"model"' in physical
 
 
-# A wrong table raises an error
+# The table object catches three mistakes
 
 
 def test_a_misspelt_row_a_missing_row_and_a_collision_raise(page):
@@ -303,7 +309,7 @@ def test_the_losses_agree_under_every_table_and_fall(page):
     for name, values in losses.items():
         np.testing.assert_allclose(values, reference, rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(page.losses, reference, rtol=1e-5)  # as printed last
-    model, _ = page.place(senseless, page.mesh)
+    model, _ = init(page, senseless, page.mesh)
     assert model.blocks.mlp.w_DF.sharding.spec == P(None, "model", "data")
 
 
@@ -508,7 +514,7 @@ def test_the_training_step_looks_its_table_up(page):
         return model.w_ID + 0
 
     for name in ("one device", "data parallel"):  # all weights are whole under both
-        model, _ = page.place(page.tables[name], page.mesh)
+        model, _ = init(page, page.tables[name], page.mesh)
         assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(model))
         traced(model)
         traced(model)
@@ -529,7 +535,7 @@ def test_assert_placed_catches_the_old_table_of_names(page):
 
 def test_assert_placed_finds_a_weight_that_was_assigned_elsewhere(page):
     """Of a model with specs, which needs no context, it finds a weight with another sharding."""
-    model, _ = page.place(page.tables["FSDP"], page.meshes["FSDP"])
+    model, _ = init(page, page.tables["FSDP"], page.meshes["FSDP"])
     page.assert_placed(model, page.meshes["FSDP"])
     whole = jax.device_put(np.asarray(model.w_ID), jax.NamedSharding(page.meshes["FSDP"], P()))
     model.w_ID.set_value(whole)
