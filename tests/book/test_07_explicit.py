@@ -147,6 +147,7 @@ def test_the_rules_of_the_table_hold(page):
     for function, inputs, expected in [
         (jnp.sin, (h,), "[8@data,32@model]"),
         (jnp.transpose, (h,), "[32@model,8@data]"),
+        (jnp.dot, (x, page.w_DF), "[8@data,32@model]"),  # each kept in one operand only
         (jnp.add, (x, c), "[8@data,16@model]"),
         (jnp.multiply, (x, c), "[8@data,16@model]"),
         (jnp.add, (x, put(np.ones((8, 16), "float32"), page.mesh)), "[8@data,16]"),
@@ -164,6 +165,17 @@ def test_the_rules_of_the_table_hold(page):
     ]:
         assert page.type_of(function, *inputs) == "float32" + expected
     assert page.type_of(jnp.greater, x, c) == "bool[8@data,16@model]"
+
+
+def test_a_dimension_that_a_product_keeps_from_one_operand_keeps_its_sharding():
+    """Rows of x and columns of w keep their axes, and raise only if both have the same one."""
+    axes = (None, "data", "model")
+    for rows, columns in itertools.product(axes, repeat=2):
+        pair = like((8, 16), rows, None), like((16, 32), None, columns)
+        if rows == columns is not None:
+            assert "illegally sharded result" in message(spec_of, jnp.dot, *pair)
+        else:
+            assert spec_of(jnp.dot, *pair) == P(rows, columns)
 
 
 def test_an_index_into_a_sharded_dimension_raises(page):
@@ -388,11 +400,12 @@ def test_everyday_lines_send_these_bytes(page):
         return x_BD[::-1]
 
     x, h = page.x_BD, page.h_BF
+    everyday = {operation: function for operation, (_, function, _) in page.everyday.items()}
     for function, array, kind, payload, sent in [
-        (page.every_second, x, None, 0, 0),
-        (page.half_of_F, h, "collective-permute", 192, 192),
-        (page.largest_feature, h, "all-gather", 128, 96),
-        (page.two_batches, x, "all-to-all", 768, 384),
+        (everyday["x[::2]"], x, None, 0, 0),
+        (everyday["h[:, :16]"], h, "collective-permute", 192, 192),
+        (everyday["h.argmax(axis=1)"], h, "all-gather", 128, 96),
+        (everyday["concatenate([x, x])"], x, "all-to-all", 768, 384),
         (reverse, x, "collective-permute", 256, 256),
         (lambda h: h.reshape(256), h, "all-to-all", 128, 96),
         (lambda x: jnp.concatenate([x, x], 1), x, None, 0, 0),
@@ -400,7 +413,26 @@ def test_everyday_lines_send_these_bytes(page):
         found = traffic(function, array, mesh=page.mesh)
         assert found.kinds == ({kind} if kind else set())
         assert (found.total_payload_bytes, page.sent(found)) == (payload, sent)
-    assert page.type_of(page.every_second, x) == "float32[4@data,16]"
+    assert page.type_of(everyday["x[::2]"], x) == "float32[4@data,16]"
+
+
+@compiled_for_cpu
+def test_half_of_the_columns_costs_the_second_device_192_bytes(page):
+    """It sends all of its 128 bytes to the third device, which needs half, and 64 to the fourth."""
+    _, function, h = page.everyday["h[:, :16]"]
+    found = sorted(traffic(function, h, mesh=page.mesh), key=lambda move: -move.payload_bytes)
+    assert h.addressable_shards[1].data.nbytes == 128
+    assert [move.payload_bytes for move in found] == [128, 64]
+    assert (1, 2) in found[0].groups and (1, 3) in found[1].groups
+
+
+@compiled_for_cpu
+def test_joining_two_batches_takes_two_all_to_alls(page):
+    """They send 384 bytes, where the piece of a device has 256."""
+    _, function, x = page.everyday["concatenate([x, x])"]
+    found = traffic(function, x, mesh=page.mesh)
+    assert x.addressable_shards[0].data.nbytes == 256
+    assert sorted(move.wire_bytes for move in found) == [128, 256]
 
 
 @pytest.mark.parametrize("compiler", ["gpu", "tpu", "cpu"])
