@@ -1,7 +1,7 @@
 """Figure: y = tanh(x · w_in) · w_out on the four devices of one mesh row, with sizes of chapter 1.
 
 The first weight is sharded by columns and the second by rows. Device 1 is filled; what the other
-three hold is outlined.
+three hold is outlined. Partial sums are dashed.
 """
 
 from kit import INK, MODEL, figure, frame, kept, line, rect, say, text, write
@@ -78,8 +78,8 @@ def second(y):
         text(w_at - 8, top - 8, named("w_out", "F*, D"), 12),
         *block(w_at, top, F, D, "rows"),
         text(199, top + 15, "=", 13, "middle"),
-        rect(p_at + 14, top, D * UNIT, B * UNIT, MODEL, 0.5),
-        frame(p_at + 14, top, D * UNIT, B * UNIT),
+        rect(p_at + 14, top, D * UNIT, B * UNIT, MODEL, 0.22),
+        frame(p_at + 14, top, D * UNIT, B * UNIT, MODEL, 1.4, dashed=True),
         text(p_at + 62, top + 15, say("on device {number}", number=DEVICE), 12),
     ], top + F * UNIT
 
@@ -103,9 +103,9 @@ def third(y):
     for n in range(N):
         x = 4 + step * n
         if n == DEVICE:
-            drawn.append(rect(x, top, D * UNIT, B * UNIT, MODEL, 0.5))
+            drawn.append(rect(x, top, D * UNIT, B * UNIT, MODEL, 0.22))
         drawn += [
-            frame(x, top, D * UNIT, B * UNIT, MODEL if n == DEVICE else INK),
+            frame(x, top, D * UNIT, B * UNIT, MODEL if n == DEVICE else INK, 1.4, dashed=True),
             text(x + D * UNIT / 2, top + 15, str(n), 12, "middle", True),
             text(x + D * UNIT + 11, top + 15, "+" if n < N - 1 else "=", 13, "middle"),
         ]

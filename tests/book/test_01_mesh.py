@@ -190,8 +190,8 @@ def test_only_a_weight_in_pieces_along_data_makes_devices_communicate(page):
     for compiler in ("gpu", "tpu", "cpu"):
         for name in ("mesh-copies", "mesh-columns"):
             assert not stored_rows(name, compiler)
-        for name in ("mesh-rows", "mesh-blocks"):
-            assert stored_rows(name, compiler)
+        assert stored_rows("mesh-rows", compiler)
+        assert {axes for _, axes, _ in stored_rows("mesh-blocks", compiler)} == {("data",)}
 
 
 @compiled_for_cpu
@@ -210,11 +210,26 @@ def test_without_a_constraint_partial_results_are_added(page):
 
 @compiled_for_cpu
 def test_with_the_constraint_the_weight_is_fetched(page):
-    """Constrained to be whole where it is used, the weight is gathered along data."""
+    """Constrained to be whole where it is used, the weight is gathered along data.
+
+    A constraint on the product is not enough on this mesh.
+    """
     moves = traffic(page.fsdp_product, page.x_data_BD, page.w_pieces_DF, mesh=page.mesh)
     assert [(move.kind, move.axes, move.payload_bytes) for move in moves] == [
         ("all-gather", ("data",), page.w_in_host.nbytes)
     ]
+
+    # Kept rows of x @ w are enough on a mesh with data alone, but not while model is idle.
+    kinds = {}
+    for mesh in (page.mesh, jax.make_mesh((2,), ("data",), axis_types=page.auto[:1])):
+        rows = jax.NamedSharding(mesh, P("data", None))
+
+        def product(x_BD, w_DF, rows=rows):
+            return jax.lax.with_sharding_constraint(x_BD @ w_DF, rows)
+
+        inputs = put(page.x_host, mesh, "data", None), put(page.w_in_host, mesh, "data", None)
+        kinds[mesh.size] = traffic(product, *inputs, mesh=mesh).kinds
+    assert kinds[2] == {"all-gather"} and "all-gather" not in kinds[8]
 
 
 # One program
