@@ -37,12 +37,12 @@ def chain(top, heading, columns_first):
     drawn = [text(0, top, heading, 13, bold=True)]
     x = 1
     drawn += block(x, middle, D_PX, B_PX, "x")
-    if not columns_first:  # the columns of x that meet the rows of w₁
+    if not columns_first:  # the columns of x that meet the rows of w_DF
         drawn.append(frame(x, middle - B_PX / 2, D_PX / PARTS, B_PX, MODEL, 1.6))
     x += D_PX + 7
     drawn.append(text(x, middle + 4, "·", 13, "middle"))
     x += 6
-    drawn += block(x, middle, F_PX, D_PX, kept("w₁"), **first)
+    drawn += block(x, middle, F_PX, D_PX, kept("w_DF"), **first)
     x += F_PX + 8
     drawn.append(text(x, middle + 4, "=", 13, "middle"))
     x += 8
@@ -71,7 +71,7 @@ def chain(top, heading, columns_first):
     x += zone
     drawn.append(text(x - 1, middle + 4, "·", 13, "middle"))
     x += 4
-    drawn += block(x, middle, D_PX, F_PX, kept("w₂"), **second)
+    drawn += block(x, middle, D_PX, F_PX, kept("w_FD"), **second)
     x += D_PX + 8
     drawn.append(text(x, middle + 4, "=", 13, "middle"))
     x += 8

@@ -20,8 +20,7 @@ WEIGHTS = {  # name: rows, columns, px of the other dimension, left, top
 def letter(dimension):
     """The dimension in the colour of its axis; a head has C features, which stay whole."""
     colour = PARTS[dimension][1]
-    name = "H, C" if dimension == "H" else dimension
-    return kept(f'<tspan fill="{colour}" font-weight="600">{name}</tspan>')
+    return kept(f'<tspan fill="{colour}" font-weight="600">{dimension}</tspan>')
 
 
 def weight(name, rows, columns, long, x, y):
