@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "329394dd374e2bcc7324e633b9d4b5179f5a7e4b9a65be3e44260c814eb16851"
+SHA256 = "fd241cfb02a7007e810e634fd00f82ff7b6c936e336de02751cad5a5d68854f4"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
