@@ -220,7 +220,7 @@ def written_out(page):
 def test_how_often_fsdp_gathers_the_blocks(page, layers, remat, times):
     """In a scan FSDP gathers the blocks twice; one after another once, and with remat twice."""
     strategy = replace(page.fsdp, remat=jax.checkpoint) if remat else page.fsdp
-    make = page.make if layers == "scan" else written_out(page)
+    make = training.make if layers == "scan" else written_out(page)
     program = page.step_program(page.tiny, strategy, 64, make=make)
     config = page.tiny
     of_the_blocks = 4 * 2 * config.L * config.D * config.F
