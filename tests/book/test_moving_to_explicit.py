@@ -409,6 +409,8 @@ ACCEPTED = [
     ),
     ("segment_sum, auto_axes", auto(by_segment), lambda: (x, ids), "[8,32]"),
 ]
+if jax.__version_info__ < (0, 11):  # its gradient raised
+    ACCEPTED = [row for row in ACCEPTED if row[0] != "sort, resharded"]
 
 # what, the function, what makes its inputs, words of the error
 RAISING = [
