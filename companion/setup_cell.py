@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "fd241cfb02a7007e810e634fd00f82ff7b6c936e336de02751cad5a5d68854f4"
+SHA256 = "228fa9d922ec32b880b42676b9cd52cf9b5ed1a992c6d3072fcb6fa6d563e7dc"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

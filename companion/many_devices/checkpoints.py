@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
+from many_devices.helpers import silence_orbax
 from many_devices.logical import mesh_of  # noqa: F401, chapter 5 shows it
 from many_devices.model import loss_of, strategies, tiny
 from many_devices.training import batch_of, make
@@ -116,11 +117,9 @@ def quiet_orbax():
     Orbax also logs it, and coroutines that it left behind repeat it when they are deleted.
     """
     hook, level = sys.unraisablehook, logging.root.manager.disable
-    sys.unraisablehook = lambda unraisable: None
-    logging.disable()
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+            silence_orbax()
             yield
             gc.collect()
     finally:

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.metadata as metadata
 import importlib.resources
 import json
 import math
@@ -98,47 +97,3 @@ def compiled_for(grid, lowered, order=None, switches=None):
     with jax.set_mesh(mesh):
         program = jax.jit(call, donate_argnums=donated).lower(*leaves)
         return program.compile(compiler_options=switches)
-
-
-def three_compilers(name, function, *inputs):
-    """Print and return what a device sends in function(*inputs), by compiler, in bytes.
-
-    The rows for TPU v5e and H100 are stored; those for TPU are compiled now if the same libtpu is
-    installed. Raises AssertionError if the program is another one than the stored.
-    """
-    lowered, known, about = (
-        lowered_for("tpu", function, *inputs),
-        stored_program(name),
-        stored()["about"],
-    )
-    if (jax.__version__, metadata.version("flax")) == (about["jax"], about["flax"]):
-        same = digest(lowered) == known["hash"]
-        assert same, f"{name} is another program than the stored: make second-compiler"
-    sizes = sizes_of(lowered)
-    types = (jax.sharding.AxisType.Auto,) * len(sizes)
-    mesh = jax.sharding.AbstractMesh((*sizes.values(),), (*sizes,), axis_types=types)
-
-    def sent(program):
-        table = ms.collectives(program, mesh).by("kind", "axes", "dtype")
-        return [
-            [kind, " ".join(axes), dtype, total.wire_bytes]
-            for (kind, axes, dtype), total in sorted(table.items())
-        ]
-
-    def stored_rows(compiler):
-        moves = known[compiler].get("moves", [])
-        return [[row["kind"], " ".join(row["axes"]), row["dtype"], row["wire"]] for row in moves]
-
-    jitted = function if hasattr(function, "lower") else jax.jit(function)
-    found = {"for CPU": sent(jitted.lower(*inputs).compile())}
-    installed = [package.version for package in metadata.distributions(name="libtpu")]
-    if about["libtpu"] in installed:
-        found["for TPU v5e, now"] = sent(compiled_for(on_tpu_v5e(sizes), lowered))
-    else:
-        found[f"for TPU v5e, on {about['date']}"] = stored_rows("tpu")
-    found[f"for H100, on {about['date']}"] = stored_rows("gpu")
-    for compiler, moves in found.items():
-        print(f"compiled {compiler}, each device sends")
-        for kind, axes, dtype, size in moves:
-            print(f"  {kind:18} {axes:6} {dtype:9} {size:10,} bytes")
-    return [*found.values()]

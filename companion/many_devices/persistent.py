@@ -15,7 +15,7 @@ import textwrap
 import time
 import weakref
 
-from many_devices.processes import BEFORE, START, disk, free_addresses
+from many_devices.processes import BEFORE, START, disk, environment, free_addresses
 
 SERVE = """
 import json
@@ -74,18 +74,11 @@ class Workers:
         """Start one process of the job, if need be with other limits."""
         limits = self.limits | {"coordinator_bind_address": self.address} | limits
         parts = [BEFORE, f"limits = {limits!r}", START, *self.functions, SERVE]
-        cpu = {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": "4",
-            "NPROC": "16",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
-        mine = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
         numbers = [self.address, str(self.count), str(number)]
         with open(self.folder / f"errors-{number}", "w") as errors:
             return subprocess.Popen(
                 [sys.executable, "-c", "\n".join(parts), *numbers],
-                env=mine | cpu | self.settings,
+                env=environment(4) | self.settings,
                 cwd=self.folder,
                 text=True,
                 stdin=subprocess.PIPE,

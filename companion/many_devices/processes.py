@@ -97,18 +97,21 @@ def written(job, folder):
     return path
 
 
+def environment(devices):
+    """What a process is started with that simulates so many devices."""
+    mine = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    return mine | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "NPROC": "16",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+
+
 def started(job, address, folder):
     """The processes of the job: each is a group of its own, with all that it starts."""
     path = written(job, folder)
-    cpu = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(job.devices),
-        "NPROC": "16",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "PYTHONUNBUFFERED": "1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # small programs: compile quickly
-    mine = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    quick = {"PYTHONUNBUFFERED": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # small programs
     for number in job.started or range(job.processes):
         command = [
             sys.executable,
@@ -121,7 +124,7 @@ def started(job, address, folder):
         with open(folder / f"{number}.err", "w") as errors:
             yield subprocess.Popen(
                 command,
-                env=mine | cpu | job.settings,
+                env=environment(job.devices) | quick | job.settings,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""What the cells of a page of messages printed, and what the headings of its entries quote."""
+"""What the cells of a page printed, what the headings of its entries quote, what its tables say."""
 
 import contextlib
 import io
@@ -65,3 +65,16 @@ def assert_raised(page, slug, pieces, before=None, elsewhere=()):
         release, others = (before or {}).get(piece, ((), None))
         wanted = piece if jax.__version_info__ >= release else others
         assert without_blanks(wanted) in page.printed[slug], wanted
+
+
+def rows_of(text, head):
+    """A table of a page's text, by the beginning of its head: {first cell: {column: text}}."""
+    lines = text.splitlines()
+    (start,) = [i for i, line in enumerate(lines) if line.startswith(f"| {head} |")]
+    names = [cell.strip() for cell in lines[start].strip("|").split("|")]
+    found = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return found
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found[cells[0]] = dict(zip(names, cells, strict=True))

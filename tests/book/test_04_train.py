@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from compared import apart, host
 from many_devices import data, training
 from many_devices import model as companion
 from many_devices.compiled import stored_program
@@ -31,16 +32,6 @@ def begin(page, strategy):
     """A new model and its optimizer, made as the page makes them."""
     with jax.set_mesh(strategy.mesh()):
         return jax.jit(page.make, static_argnums=(0, 1))(page.tiny, strategy)
-
-
-def host(tree):
-    return [np.asarray(leaf, "float64") for leaf in jax.tree.leaves(tree)]
-
-
-def apart(these, those):
-    """The largest difference, relative to the largest entry of its array."""
-    pairs = zip(these, those, strict=True)
-    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
 
 
 # The first training run

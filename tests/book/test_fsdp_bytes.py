@@ -16,6 +16,7 @@ from many_devices import fsdp as chapter_9
 from many_devices.compiled import digest, lowered_for, stored, stored_program
 from many_devices.model import Model, Strategy, large, loss_of, tiny, unchanged
 from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of
+from printed import rows_of
 
 PAGE = "fsdp-bytes"
 P = jax.P
@@ -130,24 +131,11 @@ def test_the_cell_prints_h100_and_tpu_under_their_names(page):
 # Free gathered weights
 
 
-def rows_of(head):
-    """A table of the page, by the beginning of its head: {first cell: {column: text}}."""
-    lines = TEXT.splitlines()
-    (start,) = [i for i, line in enumerate(lines) if line.startswith(f"| {head} |")]
-    names = [cell.strip() for cell in lines[start].strip("|").split("|")]
-    found = {}
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            return found
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        found[cells[0]] = dict(zip(names, cells, strict=True))
-
-
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("name, words", [("kept", "gathered weights kept"), ("freed", "freed")])
 def test_the_table_of_temporaries_and_bytes_sent(compiler, name, words):
     """Kept, H100 and CPU need more than all 17.2 GB of weights, and a TPU v5e about half of them."""
-    table, key = rows_of("One gradient of the large model"), COMPILERS[compiler]
+    table, key = rows_of(TEXT, "One gradient of the large model"), COMPILERS[compiler]
     (held,) = [row[compiler] for said, row in table.items() if f"temporaries, {words}" in said]
     program = f"fsdp-{name}"
     assert held == f"{temporaries(program, key) / 1e9:.1f} GB"
@@ -369,7 +357,7 @@ def test_for_cpu_only_by_hand_gradients_are_scattered(page):
 def test_the_table_of_three_modes(mode, program, compiler):
     """H100 and TPU v5e form reduce-scatters in all three modes, CPU only by hand."""
     key = COMPILERS[compiler]
-    said = rows_of("One gradient of the large model, freed: GB sent")[mode][compiler]
+    said = rows_of(TEXT, "One gradient of the large model, freed: GB sent")[mode][compiler]
     assert said == f"{sent(program, key) / 1e9:.1f}"
     kinds = {move["kind"] for move in stored_program(program)[key]["moves"]}
     assert ("reduce-scatter" in kinds) == (compiler != "CPU" or mode == "by hand")

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxlib import xla_client
 
 import meshscope as ms
+from compared import apart, host
 from many_devices.compiled import stored_program
 from many_devices.data import images_BI
 from many_devices.model import Block, Model, Strategy, large, loss_of, pinned, tiny
@@ -29,6 +30,7 @@ from many_devices.training import (
     step_program,
 )
 from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of
+from printed import rows_of
 
 PAGE = "memory"
 NEW = jax.__version_info__ >= (0, 12)  # of scratch memory, what the page says is this release's
@@ -46,16 +48,6 @@ H100_BYTES = 81_559 * 2**20  # what nvidia-smi says
 
 def gb(tree_or_program):
     return ms.memory(tree_or_program).bytes_per_device / 1e9
-
-
-def host(tree):
-    return [np.asarray(leaf, "float64") for leaf in jax.tree.leaves(tree)]
-
-
-def apart(these, those):
-    """The largest difference, relative to the largest entry of its array."""
-    pairs = zip(these, those, strict=True)
-    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
 
 
 # What a training step holds
@@ -250,19 +242,6 @@ def test_both_names_of_the_variable_set_the_fraction(name):
         assert options()["memory_fraction"] == 0.95
 
 
-def rows_of(head):
-    """A table of the page, by the beginning of its head: {first cell: {column: text}}."""
-    lines = TEXT.splitlines()
-    (start,) = [i for i, line in enumerate(lines) if line.startswith(f"| {head} |")]
-    names = [cell.strip() for cell in lines[start].strip("|").split("|")]
-    found = {}
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            return found
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        found[cells[0]] = dict(zip(names, cells, strict=True))
-
-
 STEPS = {
     "float32, everything kept": ("train-large-fsdp", "fsdp"),
     "float32, remat": ("train-remat", "recomputed"),
@@ -275,7 +254,7 @@ STEPS = {
 def test_the_table_says_what_three_compilers_plan(row, compiler):
     """Arguments and temporaries of the stored programs, or that the program does not compile."""
     stored = stored_program(STEPS[row][0])[COMPILERS[compiler]]
-    said = rows_of("FSDP, a whole step")[row][compiler]
+    said = rows_of(TEXT, "FSDP, a whole step")[row][compiler]
     if "refused" in stored:
         assert said == "too large: compile fails" and "Ran out of memory" in stored["refused"]
     else:
@@ -287,7 +266,7 @@ def test_the_table_says_what_three_compilers_plan(row, compiler):
 
 def test_the_table_says_what_is_kept(page):
     """43.0, 2.1 and 1.1 GB of activations, as counted."""
-    table = rows_of("FSDP, a whole step")
+    table = rows_of(TEXT, "FSDP, a whole step")
     for row, (_, name) in STEPS.items():
         kept = page.kept_gb(getattr(page, name))
         assert table[row]["activations kept"] == f"{kept:.1f} GB"
@@ -296,7 +275,7 @@ def test_the_table_says_what_is_kept(page):
 @compiled_for_cpu
 def test_the_stored_steps_are_what_the_cpu_compiler_plans_here(page):
     """The page's own program is the table's last row, on the releases that were stored."""
-    said = rows_of("FSDP, a whole step")["bfloat16, remat"]["CPU"]
+    said = rows_of(TEXT, "FSDP, a whole step")["bfloat16, remat"]["CPU"]
     in_jax_0_10 = "12.3 GB"
     assert f"{gb(step_program(large, page.mixed, page.ROWS)):.1f} GB" in (said, in_jax_0_10)
     assert f"{gb(step_program(large, page.recomputed, page.ROWS)):.1f} GB" == "12.2 GB"
@@ -492,13 +471,13 @@ def gathers(strategy, compiler):
 @pytest.mark.parametrize("strategy", PROGRAMS)
 def test_the_table_has_what_each_compiler_sends_in_gathers(strategy, compiler):
     """H100, TPU v5e and CPU: in gathers of all weights a step sends what the table says."""
-    assert rows_of("strategy")[strategy][compiler] == f"{gathers(strategy, compiler):.1f}"
+    assert rows_of(TEXT, "strategy")[strategy][compiler] == f"{gathers(strategy, compiler):.1f}"
 
 
 @pytest.mark.parametrize("strategy", PROGRAMS)
 def test_the_compiler_for_h100_reaches_the_ideal(strategy):
     """The compiler for H100 sends the ideal number of gathers: 2, 1 + 1 and 2 + 1."""
-    ideal = sum(int(number) for number in rows_of("strategy")[strategy]["ideal"].split("+"))
+    ideal = sum(int(number) for number in rows_of(TEXT, "strategy")[strategy]["ideal"].split("+"))
     assert gathers(strategy, "H100") == pytest.approx(ideal, abs=0.05)
 
 
@@ -507,7 +486,7 @@ def test_the_compiler_for_h100_reaches_the_ideal(strategy):
 )
 def test_the_ideal_is_that_of_the_page_about_strategies(strategy, bytes_per_weight):
     """A gather in bfloat16 is 2N bytes, so the ideal column is 4N, 4N and 6N, as on the strategies page."""
-    ideal = sum(int(number) for number in rows_of("strategy")[strategy]["ideal"].split("+"))
+    ideal = sum(int(number) for number in rows_of(TEXT, "strategy")[strategy]["ideal"].split("+"))
     assert 2 * ideal == bytes_per_weight
     strategies = (BOOK / "strategies.md").read_text("utf-8")
     name = {"data parallel": "data parallelism"}.get(strategy, strategy)

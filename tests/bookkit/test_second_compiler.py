@@ -234,7 +234,7 @@ def test_without_a_compiler_compiling_says_what_to_do(book, tmp_path, missing):
         second_compiler.compile_all(book, load_table(book), tmp_path, [], 1)
 
 
-def test_exercises_and_comparisons_are_not_run(tmp_path):
+def test_exercises_are_not_run(tmp_path):
     book = toy(tmp_path)
     source = book.source("book/01-toy")
     source.write_text(
@@ -244,7 +244,6 @@ def test_exercises_and_comparisons_are_not_run(tmp_path):
                 [
                     "# A toy",
                     code("answer_a = None", "exercise-a"),
-                    code("three_compilers('a', f)", "id-b"),
                     code("y = 1", "id-c"),
                 ]
             ),

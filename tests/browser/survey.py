@@ -87,8 +87,8 @@ FRAMES = """() => new Promise((done) => requestAnimationFrame(() => requestAnima
 PRINTED = """() => {
   const content = (fold) => [...fold.children].filter((child) => child.tagName !== "SUMMARY");
   const shown = (element) => element.checkVisibility({ contentVisibilityAuto: true }) && element.getClientRects().length;
-  // Code that every chapter repeats stays folded, and of a proof its claim is printed. A sheet has its boxes only.
-  const everywhere = ".tag_setup, [class*='tag_shared-'], details.checked, .sheet .tag_hide-cell";
+  // The setup cell stays folded. A sheet has its boxes only.
+  const everywhere = ".tag_setup, .sheet .tag_hide-cell";
   const folds = [...document.querySelectorAll("main details")].filter((fold) => !fold.closest(everywhere));
   const folded = folds.filter((fold) => content(fold).some((child) => !shown(child)));
   const frame = [...document.querySelectorAll(".topbar, .contents, .toc, .turn, .page-actions, .copy")].filter(shown);

@@ -67,4 +67,4 @@ def test_all_boxes_are_legible(file, printed):
     size, words = found["smallest"]
     assert size >= SMALLEST - 0.01, f"{words!r} has {size} points"
     assert not found["cut"], "wider than its box, so cut off: break a line of this code"
-    assert not found["shown"], "outputs and strips take the room of the boxes"
+    assert not found["shown"], "outputs take the room of the boxes"

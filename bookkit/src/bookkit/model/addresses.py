@@ -74,11 +74,9 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
     return Target("file" if wheel or path in made else "unknown", path, anchor, language)
 
 
-def report_url(book: Book, about: str, url: str, claim: str = "") -> str:
-    """Where a mistake is reported: a new issue that says where, and what is claimed there."""
+def report_url(book: Book, about: str, url: str) -> str:
+    """Where a mistake is reported: a new issue that says where."""
     asked = {"template": "1-wrong.yml", "title": f"{about}: ", "where": url}
-    if claim:
-        asked["what"] = f"> {claim}\n\n"
     return f"{book.repo}/issues/new?{urlencode(asked)}"
 
 

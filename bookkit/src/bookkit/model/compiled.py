@@ -90,10 +90,7 @@ def load_table(book: Book) -> Asked:
 
 
 def cells_before(book: Book, program: Program) -> list[Cell]:
-    """The cells that lead to a program: those that show, in order, exercises left out.
-
-    So are cells that compare with what was stored, which would stop where a program changed.
-    """
+    """The cells that lead to a program, in order, without exercises and cells that must raise."""
     chapter = load_chapter(book.source(program.page))
     last = chapter.named(program.after)
     if last is None:
@@ -107,7 +104,6 @@ def cells_before(book: Book, program: Program) -> list[Cell]:
         if cell.index <= last.index
         and not any(cell.tagged(part) for part in EXERCISE_PARTS)
         and "raises-exception" not in cell.tags
-        and "three_compilers(" not in cell.source
     ]
 
 
