@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from bookkit.lint.rules import CHAPTER, PAGE, Page, Said, rule
+from bookkit.model.chapter import FOLDED
 
 COLUMNS = 88
-FOLDED = {"hide-cell", "hide-input"}  # with its output; its code alone
 # from-NAME: a passage of examples/.
 KNOWN_TAGS = re.compile(
     r"setup|hide-cell|hide-input|raises-exception|timing"

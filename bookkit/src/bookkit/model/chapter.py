@@ -16,6 +16,8 @@ import jupytext
 
 from bookkit.model.book import find_root, is_notebook
 
+FOLDED = frozenset({"hide-cell", "hide-input"})  # tags: with its output; its code alone
+FOLD = re.compile(r"(?s)<details.*?</details>\n*")  # in text
 EXERCISE_PARTS = ("exercise-", "check-", "solution-")  # what their tags begin with
 
 
@@ -72,8 +74,8 @@ class Chapter:
     def minutes(self) -> int:
         """To read what is in view: 200 words a minute, and two seconds for a line of code."""
         text = " ".join(cell.source for cell in self.markdown)
-        text = re.sub(r"(?s)<details.*?</details>|```.*?```|!\[.*?\]\(.*?\)|\]\(.*?\)", " ", text)
-        seen = [cell for cell in self.code if not {"hide-cell", "hide-input"} & set(cell.tags)]
+        text = re.sub(r"(?s)```.*?```|!\[.*?\]\(.*?\)|\]\(.*?\)", " ", FOLD.sub(" ", text))
+        seen = [cell for cell in self.code if not FOLDED & set(cell.tags)]
         return max(1, round(len(text.split()) / 200 + sum(len(cell.lines) for cell in seen) / 30))
 
     def named(self, slug: str) -> Cell | None:

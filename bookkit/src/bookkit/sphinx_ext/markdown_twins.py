@@ -12,25 +12,27 @@ import nbformat
 from sphinx.application import Sphinx
 
 from bookkit.model.book import Book, Language
+from bookkit.model.chapter import FOLD, FOLDED
 
-HIDDEN = {"setup", "hide-cell", "hide-input", "remove-cell"}
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.S)
-NOT_READ = re.compile(
-    r"(?s)<details.*?</details>\n*|^\[!\[Open in Colab\].*?\n|<!--.*?-->\n*", re.M
-)
+NOT_READ = re.compile(r"(?s)^\[!\[Open in Colab\].*?\n|<!--.*?-->\n*", re.M)
+
+
+def in_view(text: str) -> str:
+    return NOT_READ.sub("", FOLD.sub("", text)).strip()
 
 
 def twin(book: Book, page: str, language: Language) -> str:
     """The page as Markdown, in its language where it has a notebook."""
     if page not in book.chapters:
         text = FRONT_MATTER.sub("", book.source(page).read_text("utf-8"))
-        return NOT_READ.sub("", text).strip() + "\n"
+        return in_view(text) + "\n"
     parts = []
     for cell in nbformat.read(book.notebook(page, language), as_version=4).cells:
-        if cell.cell_type == "code" and not HIDDEN & set(cell.metadata.get("tags", ())):
+        if cell.cell_type == "code" and not FOLDED & set(cell.metadata.get("tags", ())):
             parts.append(f"```python\n{cell.source.strip()}\n```")
         elif cell.cell_type == "markdown":
-            parts.append(NOT_READ.sub("", cell.source).strip())
+            parts.append(in_view(cell.source))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
