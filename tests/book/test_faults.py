@@ -8,6 +8,7 @@ cell that must be the first to raise. `slow = true` leaves a fault to the night.
 
 import importlib
 
+import jax
 import pytest
 
 from pages import cells_of, pages_with_code, run, tables, with_fault
@@ -31,7 +32,14 @@ def named_test(name, fault):
     return getattr(module, fault["fails"])
 
 
-@pytest.mark.parametrize("name, fault", list(items()))
+@pytest.fixture(scope="module")
+def name(request):
+    """The page; its programs go with it, for a process of Linux has room for 65,530 mappings."""
+    yield request.param
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("name, fault", list(items()), indirect=["name"])
 def test_fault_is_noticed(name, fault):
     """With one line of the page changed, the cell raises or the test fails that the fault names."""
     cells = with_fault(cells_of(name), fault["find"], fault["replace"])
@@ -48,7 +56,9 @@ def test_fault_is_noticed(name, fault):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAULTS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAULTS],
+    indirect=True,
 )
 def test_without_a_fault_all_pass(name):
     """The named tests pass here on the page as it is: nothing else made them fail."""
