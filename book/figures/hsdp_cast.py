@@ -1,6 +1,6 @@
 """Figure: the gradient that crosses between two nodes in HSDP, with the cast late or early.
 
-The matrix is that of book/fsdp-two-axes.md, whose tests find both numbers of bytes in the compiled
+The matrix is that of book/deeper/09d-fsdp-two-axes.md, whose tests find both numbers of bytes in the compiled
 program. Bars are what a device adds up with its partner in the other node.
 """
 

@@ -7,16 +7,17 @@ CELL = re.compile(r"^```\{code-cell\}[^\n]*\n((?::[^\n]*\n)*)\n?(.*?)^```$", re.
 
 
 def run_cells(page, *slugs):
-    """What the cells `id-SLUG` or `shared-SLUG` of book/PAGE.md bind, run in the order given."""
-    source = Path(__file__).parents[1].joinpath(f"{page}.md").read_text("utf-8")
+    """What the cells `id-SLUG` of the page PAGE.md bind, run in the order given."""
+    (path,) = Path(__file__).parents[1].rglob(f"{page}.md")
+    source = path.read_text("utf-8")
     cells = {
         slug: code
         for options, code in CELL.findall(source)
-        for slug in re.findall(r"\b(?:id|shared)-([\w-]+)", options)
+        for slug in re.findall(r"\bid-([\w-]+)", options)
     }
     names = {"__name__": page, "print": lambda *_: None}
     for slug in slugs:
         if slug not in cells:
-            raise SystemExit(f"book/{page}.md has no cell with the tag id-{slug} or shared-{slug}")
-        exec(compile(cells[slug], f"book/{page}.md, cell {slug}", "exec"), names)
+            raise SystemExit(f"{path} has no cell with the tag id-{slug}")
+        exec(compile(cells[slug], f"{path}, cell {slug}", "exec"), names)
     return names

@@ -61,9 +61,15 @@ class Page:
         return types.SimpleNamespace(**self._states[id])
 
 
+def source_of(name):
+    """The file of a page, in whichever folder of the book it is."""
+    (path,) = BOOK.rglob(f"{name}.md")
+    return path
+
+
 def cells_of(name):
     """The code cells of a page, each with the id that its tag id-… gives it, or else a number."""
-    notebook = jupytext.read(BOOK / f"{name}.md")
+    notebook = jupytext.read(source_of(name))
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     cells = []
     for number, cell in enumerate(code, 1):
@@ -75,7 +81,7 @@ def cells_of(name):
 
 def pages_with_code():
     """The names of the pages that are notebooks."""
-    texts = {path.stem: path.read_text("utf-8") for path in sorted(BOOK.glob("*.md"))}
+    texts = {path.stem: path.read_text("utf-8") for path in sorted(BOOK.rglob("*.md"))}
     return [name for name, text in texts.items() if "\nkernelspec:" in text[:1000]]
 
 

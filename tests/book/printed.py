@@ -6,7 +6,7 @@ import re
 
 import jax
 
-from pages import BOOK, Cell, cells_of, run
+from pages import Cell, cells_of, run, source_of
 
 MARK = "\0"  # printed before each cell
 
@@ -33,7 +33,7 @@ def without_blanks(text):
 def quoted_in_headings(name):
     """{slug of an entry: the pieces of messages that its heading quotes}. … stands for the rest."""
     found = {}
-    for section in re.split(r"(?m)^## ", (BOOK / f"{name}.md").read_text("utf-8"))[1:]:
+    for section in re.split(r"(?m)^## ", source_of(name).read_text("utf-8"))[1:]:
         heading, _, rest = section.partition("\n")
         if slug := re.search(r":tags: \[[^\]]*\bid-([\w-]+)", rest):
             messages = [

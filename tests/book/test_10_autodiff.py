@@ -13,7 +13,7 @@ import meshscope as ms
 from layers_of_fsdp import LAYERS, REMATS, D, gradient_of_stack
 from many_devices.compiled import stored_program
 from many_devices.helpers import attempt
-from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of
+from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
 
 PAGE = "10-autodiff"
 P = jax.P
@@ -148,7 +148,7 @@ def test_the_gradient_of_a_reduced_value_is_unreduced(page):
 
 def formula_of(operation):
     """What the table of the page says that an operation sends, as a function of S and n."""
-    text = (BOOK / f"{PAGE}.md").read_text()
+    text = source_of(PAGE).read_text()
     (cells,) = re.findall(rf"^\| `{operation}` \|(.*)\|$", text, re.MULTILINE)
     latex = cells.split("|")[1].strip().strip("$")
     python = re.sub(r"(?<=[\dSn)])(?=[S(])", "*", latex)  # 2S(n-1) is a product
@@ -249,7 +249,7 @@ def in_words(factors):
 
 def test_the_table_of_forms_is_right(page):
     """How many times the true gradient each form gives, with the check on and off."""
-    text = (BOOK / f"{PAGE}.md").read_text()
+    text = source_of(PAGE).read_text()
     rows = text.split("| Form | Check on | Check off |")[1].split("\n\n")[0].splitlines()[2:]
     table = {}
     for row in rows:

@@ -9,7 +9,7 @@ import pytest
 
 from many_devices.data import images_BI, labels_B, train
 from many_devices.processes import START, Auto, Job, run_together, say
-from pages import BOOK, check_exercise, exercises_of
+from pages import check_exercise, exercises_of, source_of
 
 PAGE = "11-processes"
 SECONDS = 4
@@ -40,7 +40,7 @@ def losses_in_the_notebook(page):
 
 def test_the_page_quotes_the_lines_that_each_program_begins_with():
     """The block on the page is what the launcher writes at the top of each file."""
-    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (BOOK / f"{PAGE}.md").read_text("utf-8"))
+    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```$", source_of(PAGE).read_text("utf-8"))
     assert block.strip() == START.strip()
 
 

@@ -14,7 +14,7 @@ import meshscope as ms
 from many_devices.compiled import stored_program
 from many_devices.processes import run as run_processes
 from many_devices.processes import say
-from pages import BOOK, cells_of, compiled_for_cpu
+from pages import cells_of, compiled_for_cpu, source_of
 
 PAGE = "cheat-sheet"
 P = jax.P
@@ -22,7 +22,7 @@ P = jax.P
 
 def table(page, first):
     """The rows of the table of a page whose first column has this name."""
-    lines = (BOOK / f"{page}.md").read_text("utf-8").splitlines()
+    lines = source_of(page).read_text("utf-8").splitlines()
     (head,) = [number for number, line in enumerate(lines) if line.startswith(f"| {first} |")]
     rows = []
     for line in lines[head + 2 :]:

@@ -7,9 +7,9 @@ import textwrap
 import jupytext
 import pytest
 
-from pages import BOOK
+from pages import BOOK, source_of
 
-PAGES = sorted(path.stem for path in BOOK.glob("*.md"))
+PAGES = sorted(path.stem for path in BOOK.rglob("*.md"))
 # JAX's documentation moved in August 2026: https://docs.jax.dev/en/latest/…
 MOVED = {
     "async_dispatch.html": "201/jit.html",
@@ -34,7 +34,7 @@ def test_an_abstract_mesh_is_told_its_axis_types():
     """Programs say the axis types of an AbstractMesh: its default became Explicit in JAX 0.11.1."""
     found = []
     for page in PAGES:
-        notebook = jupytext.read(BOOK / f"{page}.md")
+        notebook = jupytext.readsource_of(page)
         for cell in notebook.cells if "kernelspec" in notebook.metadata else ():
             if cell.cell_type == "code":
                 found += [(page, *call) for call in abstract_meshes(cell.source)]
@@ -44,5 +44,5 @@ def test_an_abstract_mesh_is_told_its_axis_types():
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_links_to_a_former_address_of_jax_documentation(page):
     """Links to JAX's documentation are to where its pages are now."""
-    links = re.findall(r"docs\.jax\.dev/en/latest/([^\s)\"#]+)", (BOOK / f"{page}.md").read_text())
+    links = re.findall(r"docs\.jax\.dev/en/latest/([^\s)\"#]+)", source_of(page).read_text())
     assert not set(links) & set(MOVED)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pages import BOOK, NO_SETUP, cells_of, pages_with_code
+from pages import BOOK, NO_SETUP, cells_of, pages_with_code, source_of
 
 PAGES = pages_with_code()
 # Where the assert is the lesson: each entry of this page ends in the line that catches it.
@@ -57,7 +57,7 @@ def test_folds_hide_checks_and_solutions_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_at_most_a_quarter_of_the_words_are_folded(name):
-    text = re.sub(r"(?ms)^```\{code-cell\}.*?^```$", "", (BOOK / f"{name}.md").read_text("utf-8"))
+    text = re.sub(r"(?ms)^```\{code-cell\}.*?^```$", "", source_of(name).read_text("utf-8"))
     prose = re.sub(r"\]\([^)]*\)", "]", text.split("---", 2)[2])
     folded = re.findall(r"(?s)<details.*?</details>", prose)
     share = sum(len(fold.split()) for fold in folded) / len(prose.split())

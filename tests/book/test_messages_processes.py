@@ -13,7 +13,7 @@ import pytest
 
 from many_devices.persistent import Workers
 from many_devices.processes import Auto
-from pages import BOOK
+from pages import source_of
 from printed import assert_raised, quoted_in_headings, run_and_read, said, without_blanks
 
 PAGE = "messages-processes"
@@ -369,7 +369,7 @@ def test_started_together_both_work(page):
 
 def test_messages_that_need_other_machines_are_marked_and_cite_a_thread():
     """Each of these headings stands below the sentence that it was not raised here."""
-    text = (BOOK / f"{PAGE}.md").read_text("utf-8")
+    text = source_of(PAGE).read_text("utf-8")
     _, marked = text.split("\n## Messages that need other machines, not executed here\n")
     lead, *entries = re.split(r"(?m)^### ", marked)
     assert "They are not raised here" in lead and "```" not in marked

@@ -22,7 +22,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType
 from orbax.checkpoint import v1 as ocp
 
-from pages import BOOK, compiled_for_cpu
+from pages import compiled_for_cpu, source_of
 
 PAGE = "older-code"
 P = jax.P
@@ -46,7 +46,7 @@ def there(name):
 
 def table_below(heading):
     """The rows of the first table below a heading, without its head."""
-    text = (BOOK / f"{PAGE}.md").read_text("utf-8").split(f"\n{heading}\n", 1)[1]
+    text = source_of(PAGE).read_text("utf-8").split(f"\n{heading}\n", 1)[1]
     lines = [line for line in re.split(r"\n#+ ", text)[0].splitlines() if line.startswith("|")]
     return [line.strip("| ").split(" | ") for line in lines[2:]]
 
@@ -789,7 +789,5 @@ def test_reshard_after_forward_is_a_policy_and_not_plain_checkpoint(page):
 def test_jax_itself_sends_to_the_migration_guide(page):
     """The guide about pmap that the page links is the one that JAX's own message names."""
     (guide,) = re.findall(r"https://docs\.jax\.dev\S*?\.html", page.said["device_put_sharded"][0])
-    links = re.findall(
-        r"\((https://docs\.jax\.dev[^)#]*)", (BOOK / f"{PAGE}.md").read_text("utf-8")
-    )
+    links = re.findall(r"\((https://docs\.jax\.dev[^)#]*)", source_of(PAGE).read_text("utf-8"))
     assert {link for link in links if not link.endswith("/changelog.html")} == {guide}

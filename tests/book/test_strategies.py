@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import meshscope as ms
-from pages import BOOK, compiled_for_cpu
+from pages import compiled_for_cpu
 
 PAGE = "strategies"
 P = jax.P
@@ -205,7 +205,7 @@ def test_every_mesh_of_the_page_says_its_axis_types(page):
     """Each mesh of the page says axis_types, because defaults differ: AbstractMesh is Explicit since
     JAX 0.11.1, and was Auto before."""
     assert page.mesh64.axis_types == (AUTO,)
-    cells = jupytext.read(BOOK / f"{PAGE}.md").cells
+    cells = jupytext.readsource_of(PAGE).cells
     calls = [
         call
         for cell in cells

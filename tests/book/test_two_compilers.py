@@ -5,14 +5,14 @@ import re
 import pytest
 
 from many_devices.compiled import stored_program
-from pages import BOOK
+from pages import source_of
 
 PROGRAMS = "train-dp", "train-zero1", "train-fsdp"  # chapter 4's step, by strategy
 
 
 def told():
     """The gathers that the page tells of the three strategies, by compiler."""
-    text = (BOOK / "two-compilers.md").read_text("utf-8")
+    text = source_of("two-compilers").read_text("utf-8")
     (line,) = re.findall(r"(?m)^- \*\*ZeRO-1 and FSDP, in gathers.*$", text)
     three = r"([\d.]+), ([\d.]+) and ([\d.]+) "
     names = {"gpu": "gathers as compiled for H100", "tpu": "for TPU v5e", "cpu": "for CPU"}

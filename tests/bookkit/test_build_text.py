@@ -65,7 +65,7 @@ def test_the_badge_line_goes_and_leaves_its_line():
     [
         (f"{SITE}book/01-mesh.html", Target("page", "book/01-mesh")),
         (f"{SITE}book/01-mesh.html#in-practice", Target("page", "book/01-mesh", "in-practice")),
-        (f"{SITE}zh-TW/book/run.html", Target("page", "book/run", "", "zh_TW")),
+        (f"{SITE}zh-TW/book/reference/run.html", Target("page", "book/reference/run", "", "zh_TW")),
         (SITE, Target("page", "book/00-intro")),
         (SITE.rstrip("/"), Target("page", "book/00-intro")),
         (f"{SITE}zh-TW/", Target("page", "book/00-intro", "", "zh_TW")),

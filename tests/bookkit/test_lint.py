@@ -32,7 +32,7 @@ def shown(kind, data):
 
 def page_of(*parts, kind=CHAPTER, outputs=(), name=NAME):
     """A page of these pieces of Markdown; what its first code cell showed."""
-    chapter = parse(name, FRONT + "\n" + "\n\n".join(parts) + "\n")
+    chapter = parse(f"book/{name}", FRONT + "\n" + "\n\n".join(parts) + "\n")
     page = Page(chapter, kind, BOOK)
     new = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}
     cells = [new[cell.kind](cell.source) for cell in chapter.cells]
@@ -171,7 +171,7 @@ def test_rule(rule, good, bad, piece):
     last = page.chapter.cells[-1].line + len(page.chapter.cells[-1].lines)
     assert any(piece in str(one) for one in found), f"{rule} does not see it: {found}"
     assert all(
-        one.path == f"book/{page.chapter.name}.md" and 1 <= one.line <= last for one in found
+        one.path == f"{page.chapter.page}.md" and 1 <= one.line <= last for one in found
     )
 
 
@@ -337,7 +337,7 @@ def test_the_command_names_files_and_ends_with_one(tmp_path, capsys, monkeypatch
 
 def test_cells_and_their_lines_are_read():
     text = f"{FRONT}\n# A\n\n{code('x = 1', 'mesh', 'hide-cell', cellView='form')}\n"
-    markdown, cell = parse("01-a", text).cells
+    markdown, cell = parse("book/01-a", text).cells
     assert (markdown.kind, markdown.source, markdown.line) == ("markdown", "# A", 12)
     assert (cell.kind, cell.source, cell.tags) == ("code", "x = 1", ("mesh", "hide-cell"))
     assert cell.metadata["cellView"] == "form" and cell.lines == ["x = 1"]

@@ -95,7 +95,7 @@ case "$2" in list) [ -z "$OPEN" ] || echo "$OPEN" ;; create | edit) cat "$(echo 
 def issue(tmp_path):
     (tmp_path / "gh").write_text(GH)
     (tmp_path / "gh").chmod(0o755)
-    (tmp_path / "report.txt").write_text("book/run.md:9: https://example.org\n    broken: 404\n")
+    (tmp_path / "report.txt").write_text("book/reference/run.md:9: https://example.org\n    broken: 404\n")
 
     def run(outcome, number):
         (tmp_path / "log").write_text("")
@@ -333,12 +333,12 @@ def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
 def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
     """For Windows, and for machines without make."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    page = (ROOT / "book" / "run.md").read_text("utf-8")
+    page = (ROOT / "book" / "reference" / "run.md").read_text("utf-8")
     assert set(re.findall(r"`make ([a-z-]+)`", page)) <= targets
     assert set(re.findall(r"`python -m bookkit ([\w-]+)", page)) <= set(VERBS)
 
 
 def test_the_page_shows_the_workflow_that_is_checked():
-    page = (ROOT / "book" / "how-it-is-tested.md").read_text("utf-8")
+    page = (ROOT / "book" / "reference" / "how-it-is-tested.md").read_text("utf-8")
     [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)
-    assert (ROOT / "book" / shown).resolve() in WORKFLOWS
+    assert (ROOT / "book" / "reference" / shown).resolve() in WORKFLOWS

@@ -89,7 +89,7 @@ def reference(book):
 
 {code("# @title Setup: nothing" + chr(10) + "import math", "setup", "hide-cell", cellView="form")}
 
-See [the other]({book.page_url("book/messages-toy")}#wrong-axis).
+See [the other]({book.page_url("book/messages/messages-toy")}#wrong-axis).
 
 ## `SumError … cut 8 times, but the size is 10`
 
@@ -121,16 +121,17 @@ def book(tmp_path_factory):
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: book/00-intro\nparts:\n"
         "  - caption: Foundations\n    chapters:\n      - file: book/03-toy\n"
-        "  - caption: Reference\n    chapters:\n      - file: book/messages-toy\n"
+        "  - caption: Reference\n    chapters:\n      - file: book/messages/messages-toy\n"
     )
-    (root / "book" / "figures").mkdir(parents=True)
+    for name in ("figures", "messages"):
+        (root / "book" / name).mkdir(parents=True)
     (root / "book" / "figures" / "square.svg").write_text(SVG)
     book = Book(root)
     (root / "book" / "00-intro.md").write_text(
         f"# Intro\n\nSee [four]({book.page_url('book/03-toy')}#fig-square).\n"
     )
     (root / "book" / "03-toy.md").write_text(page(book))
-    (root / "book" / "messages-toy.md").write_text(reference(book))
+    (root / "book" / "messages" / "messages-toy.md").write_text(reference(book))
     po.main([], root)
     for path in catalogues.catalogue_folder(book, book.language(PSEUDO)).rglob("*.po"):
         catalogue = catalogues.read_catalogue(path)
@@ -266,7 +267,7 @@ def test_the_foot_says_on_what_the_page_ran(toy):
 
 def test_an_entry_of_a_reference_is_called_by_its_first_cell(book):
     for path in ("", f"{PSEUDO}/"):
-        page = soup(book, f"{path}book/messages-toy.html")
+        page = soup(book, f"{path}book/messages/messages-toy.html")
         for slug, words, old in (
             ("uneven", "SumError … cut 8 times, but the size is 10", "sumerror-cut-8-times-but-the-size-is-10"),
             ("wrong-axis", "AxisError: no such axis", "axiserror-no-such-axis"),
@@ -282,7 +283,7 @@ def test_an_entry_of_a_reference_is_called_by_its_first_cell(book):
 
 
 def test_an_entry_that_is_called_like_another_heading_fails_the_build(book):
-    page = book.source("book/messages-toy")
+    page = book.source("book/messages/messages-toy")
     text = page.read_text()
     page.write_text(text.replace("id-uneven", "id-no-name"))
     try:
@@ -347,5 +348,5 @@ def test_a_message_is_found_from_its_middle_and_whole(book, asked, there):
     for path in ("", f"{PSEUDO}/"):
         page = in_chromium(book, f"{path}search.html?q={quote(asked)}")
         links = [link["href"] for link in page.select("#search-results li a")]
-        assert links[0] == f"book/messages-toy.html{there}"
+        assert links[0] == f"book/messages/messages-toy.html{there}"
         assert len(links) == len(set(links))

@@ -63,17 +63,18 @@ PAGE = """# Three compilers
 
 def toy(folder, shown=SHOWN, table=TABLE):
     """A book with one chapter, whose function is compiled, and the page of claims."""
-    (folder / "book" / "compiled").mkdir(parents=True, exist_ok=True)
+    for name in ("compiled", "reference"):
+        (folder / "book" / name).mkdir(parents=True, exist_ok=True)
     (folder / "companion" / "many_devices").mkdir(parents=True, exist_ok=True)
     (folder / "_config.yml").write_text(
         "html: {baseurl: 'https://x.org/'}\nsphinx: {config: {book_languages: {}}}\n"
     )
     (folder / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/01-toy\nchapters: [{file: book/two-compilers}]\n"
+        "format: jb-book\nroot: book/01-toy\nchapters: [{file: book/reference/two-compilers}]\n"
     )
     (folder / "book" / "01-toy.md").write_text(f"{FRONT}\n# A toy\n\n{code(shown, 'id-sums')}\n")
-    if not (folder / "book" / "two-compilers.md").exists():
-        (folder / "book" / "two-compilers.md").write_text(PAGE)
+    if not (folder / "book" / "reference" / "two-compilers.md").exists():
+        (folder / "book" / "reference" / "two-compilers.md").write_text(PAGE)
     (folder / "book" / "compiled" / "claims.toml").write_text(table)
     load_chapter.cache_clear()  # the same path, another page
     return Book(folder)
@@ -404,7 +405,7 @@ def test_values_as_the_page_shows_them(value, text):
 
 
 def test_the_page_and_the_table_are_written_and_found_out_of_date(book):
-    path, page = second_compiler.table_path(book), book.source("book/two-compilers")
+    path, page = second_compiler.table_path(book), book.source("book/reference/two-compilers")
     text = path.read_text()
     assert "\n01-toy,A sum of columns is reduced once (payload).,64,64,64,holds\n" in text
     path.write_text(text.replace("64", "65"))

@@ -56,20 +56,22 @@ def test_the_index_lists_every_entry_of_every_group(book):
             f"## {heading}\n\n```{{code-cell}} ipython3\n:tags: [id-{slug}]\n\n1\n```"
             for heading, slug in entries
         ]
-        (book.root / "book" / f"messages-{name}.md").write_text(
+        (folder / f"messages-{name}.md").write_text(
             "\n\n".join([f"{FRONT}\n# {title}", *cells]) + "\n"
         )
 
-    index = book.root / "book" / "messages.md"
+    folder = book.root / "book" / "messages"
+    folder.mkdir()
+    index = folder / "messages.md"
     index.write_text(f"# All\n\nFirst.\n\n{LIST_BEGINS}gone\n{LIST_ENDS}\nLast.\n")
     (book.root / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/00-intro\nchapters:\n- file: book/messages\n- file: book/messages-b\n"
-        "- file: book/messages-a\n"
+        "format: jb-book\nroot: book/00-intro\nchapters:\n- file: book/messages/messages\n- file: book/messages/messages-b\n"
+        "- file: book/messages/messages-a\n"
     )
     group("a", "About a", ("`AError … 8`", "eight"))
     group("b", "About `b`", ("`BError`", "bad"), ("`B … C`", "c"))
     sync.main([], book.root)
-    b, a = (book.page_url(f"book/messages-{name}") for name in "ba")
+    b, a = (book.page_url(f"book/messages/messages-{name}") for name in "ba")
     wanted = (f"## [About `b`]({b})\n\n- [`BError`]({b}#bad)\n- [`B … C`]({b}#c)\n\n"
               f"## [About a]({a})\n\n- [`AError … 8`]({a}#eight)")  # fmt: skip
     assert (
@@ -77,7 +79,7 @@ def test_the_index_lists_every_entry_of_every_group(book):
     )
     sync.main(["--check"], book.root)
     index.write_text(index.read_text().replace("BError", "Error"))
-    with pytest.raises(Problem, match="Out of date: book/messages.md"):
+    with pytest.raises(Problem, match="Out of date: book/messages/messages.md"):
         sync.main(["--check"], book.root)
     index.write_text("# All\n")
     with pytest.raises(Problem, match="lacks <!-- written by bookkit sync -->"):

@@ -128,8 +128,8 @@ def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_cod
         f"[![Open in Colab]({book.site}_static/colab-badge.svg)]({book.colab_url(page)}) "
         f"[Read this chapter on the site]({book.page_url(page)})"
     )
-    text = f"# A claim\n\n{badge}\n\nSee [there]({book.site}book/run.html#x)."
-    source = f"url = '{book.site}book/run.html # item'  # item"
+    text = f"# A claim\n\n{badge}\n\nSee [there]({book.site}book/reference/run.html#x)."
+    source = f"url = '{book.site}book/reference/run.html # item'  # item"
     english = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell(source)]
     )
@@ -143,7 +143,7 @@ def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_cod
         f"# 主張\n\n[![在 Colab 開啟]({book.site}_static/colab-badge.svg)]"
         f"({book.colab_url(page, chinese)}) [Read this chapter on the site]"
         f"({book.page_url(page, chinese)})\n\n<small>未譯</small>\n\n"
-        f"See [there]({book.site}zh-TW/book/run.html#x)."
+        f"See [there]({book.site}zh-TW/book/reference/run.html#x)."
     )
     assert "/notebooks/zh-TW/" in book.colab_url(page, chinese)
     assert made.cells[1].source == source.removesuffix("item") + "項目"

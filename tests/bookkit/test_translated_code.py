@@ -18,12 +18,12 @@ from meshscope._messages import MESSAGES as OF_MESHSCOPE
 from toy import ROOT
 
 BOOK = Book()
-NAMES = [page.rsplit("/", 1)[-1] for page in BOOK.chapters]
+NAMES = BOOK.chapters
 MESSAGES = code_messages(BOOK)
 
 
 def cells(name):
-    return parse(name, BOOK.source(f"book/{name}").read_text("utf-8")).code
+    return parse(name, BOOK.source(name).read_text("utf-8")).code
 
 
 def texts(name):
@@ -39,7 +39,7 @@ class Marked(dict):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_translated_cell_has_the_same_syntax_tree(name):
-    languages = [catalogues.for_code(BOOK, one, f"book/{name}") for one in BOOK.languages[1:]]
+    languages = [catalogues.for_code(BOOK, one, name) for one in BOOK.languages[1:]]
     for messages in [Marked(), *languages]:
         for cell in cells(name):
             assert tree(with_comments(cell.source, messages)) == tree(cell.source), cell.where

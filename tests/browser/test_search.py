@@ -14,8 +14,8 @@ const _ready = () => {}, stopwords = [], Stemmer = class { stemWord(word) { retu
 </script>"""
 # As Sphinx stores them: a page's title is HTML, a heading is text.
 INDEX = {
-    "docnames": ["book/messages-shard-map"],
-    "filenames": ["book/messages-shard-map.md"],
+    "docnames": ["book/messages/messages-shard-map"],
+    "filenames": ["book/messages/messages-shard-map.md"],
     "titles": [
         'What does <code class="literal"><span class="pre">shard_map</span></code> &lt;say&gt;?'
     ],

@@ -7,7 +7,7 @@ import pytest
 from built import BOOK
 from chromium import visit
 
-SHEETS = [f"{language.path}book/cheat-sheet.html" for language in BOOK.languages]
+SHEETS = [f"{language.path}book/reference/cheat-sheet.html" for language in BOOK.languages]
 A4 = (595, 842)  # points
 INSIDE = {"width": 741, "height": 1070}  # pixels of A4 within its margins
 SMALLEST = 7.5  # points

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from machines import DEVICES
 
-PAGE = "book/flax-layers.md"
+PAGE = "book/deeper/02a-flax-layers.md"
 
 PIECES = """
 import jax, numpy as np

@@ -41,9 +41,9 @@ FAULTS = {
     "an optimizer with more state": ("optax.sgd(0.1)", "optax.adam(0.1)"),
 }  # fmt: skip
 NOTICED = {
-    "a weight loses its sharding": {"test_shardings", "test_collectives", "test_bytes"},
+    "a weight loses its sharding": {"test_shardings", "test_01b_collectives", "test_bytes"},
     "a weight is sharded along the other dimension": {"test_shardings"},
-    "activations are not pinned": {"test_collectives"},
+    "activations are not pinned": {"test_01b_collectives"},
     "nothing is donated": {"test_bytes"},
     "an optimizer with more state": {"test_bytes"},
 }

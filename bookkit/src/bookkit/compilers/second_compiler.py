@@ -48,7 +48,7 @@ from bookkit.model.compiled import (
     rows_path,
 )
 
-CLAIMS_PAGE = "book/two-compilers"
+CLAIMS_PAGE = "book/reference/two-compilers"
 LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
 OTHER_COMPILERS = ("libtpu", "jax-cuda13-pjrt")  # as they are installed
 TOPOLOGY = "v5e:2x4"  # with eight devices; the shared cell compilers.py has the others
@@ -196,7 +196,7 @@ def table(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
     judged = judge(asked, stored["programs"])
     for one in sorted(judged, key=lambda one: book.pages.index(one.claim.page)):
         values = [as_shown(one.values[name]) if name in one.values else "" for name in COMPILERS]
-        page = one.claim.page.removeprefix("book/")
+        page = one.claim.page.rsplit("/", 1)[-1]
         rows.writerow([page, one.claim.says, *values, where_it_holds(one)])
     return out.getvalue()
 

@@ -19,7 +19,7 @@ def badge(page: Page) -> Said:
     """A page with code opens with its title, then the Colab badge and a link to the site."""
     if page.kind == PAGE and not page.chapter.code:
         return
-    first, name = page.chapter.cells[0], f"book/{page.chapter.name}"
+    first, name = page.chapter.cells[0], page.chapter.page
     if first.kind != "markdown" or not re.match(r"# \S", first.source):
         yield first.line, "a page begins with a Markdown cell and `# Its title`"
         return

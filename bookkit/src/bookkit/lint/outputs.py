@@ -46,7 +46,7 @@ def text_of_output(output: NotebookNode) -> str:
 def executed(page: Page) -> Said:
     """The code of a page was executed as it stands, so that its outputs can be checked."""
     if page.chapter.code and page.executed is None:
-        how = f"run `bookkit execute book/{page.chapter.name}`"
+        how = f"run `bookkit execute {page.chapter.page}`"
         yield 1, f"its code changed since it was executed: {how}, then look again"
 
 

@@ -86,7 +86,7 @@ def problems_of(
         yield f"{where}: tests/rows.toml has no such row"
         return
     if page is None:
-        yield f"{where}: there is no book/{entry['chapter']}.md"
+        yield f"{where}: no page of the book is called {entry['chapter']}"
         return
     if row["kind"] == "asserted":
         noticed = (no_evidence(name, chapter, tests) for name in entry.get("noticed", ()))

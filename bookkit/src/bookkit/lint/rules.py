@@ -36,7 +36,7 @@ class Page:
     @cached_property
     def executed(self) -> NotebookNode | None:
         """The executed notebook, if this very code was executed; nothing runs here."""
-        page = f"book/{self.chapter.name}"
+        page = self.chapter.page
         if page not in self.book.chapters:
             return None
         return found_in_cache(self.book, page)
@@ -81,14 +81,14 @@ def of_page(page: Page, rules: Iterable[Rule]) -> Iterator[Finding]:
 
     A reference with code keeps the rules of pages too; one without is a table or a list.
     """
-    name, kinds = page.chapter.name, {page.kind}
+    kinds = {page.kind}
     if page.kind == REFERENCE and page.chapter.code:
         kinds.add(PAGE)
     for one in rules:
         if not kinds & set(one.kinds):
             continue
         for line, what in one.check(page):
-            yield Finding(f"book/{name}.md", line, one.id, what)
+            yield Finding(f"{page.chapter.page}.md", line, one.id, what)
 
 
 def of_text(name: str, text: str, book: Book, rules: Iterable[Rule]) -> Iterator[Finding]:

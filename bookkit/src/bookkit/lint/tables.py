@@ -123,7 +123,7 @@ def one_table_a_page(book: Book) -> SaidOfBook:
     for page, table in tables_of_pages(book).items():
         name = f"{PAGES}/{page}.toml"
         if page not in there:
-            yield name, 1, f"there is no book/{page}.md: delete it, or rename it"
+            yield name, 1, f"no page of the book is called {page}: delete it, or rename it"
         yield from ((name, 1, what) for what in unlike_a_table(table))
 
 

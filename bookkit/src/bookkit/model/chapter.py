@@ -1,6 +1,6 @@
 """Read the book's chapters into cells.
 
-A chapter is a `book/NN-name.md` with a jupytext header. Cells are counted from 1, Markdown and
+A chapter is a page such as `book/01-mesh.md` with a jupytext header. Cells are counted from 1, Markdown and
 code together, as a reader counts them in Colab.
 """
 
@@ -28,12 +28,12 @@ class Cell:
     source: str
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-    chapter: str = ""
+    page: str = ""  # "book/02-variables"
     line: int = dataclasses.field(default=1, compare=False)  # of the file, where its source begins
 
     @property
     def where(self) -> str:
-        return f"book/{self.chapter}.md:{self.line}"
+        return f"{self.page}.md:{self.line}"
 
     @property
     def lines(self) -> list[str]:
@@ -59,8 +59,13 @@ class Cell:
 class Chapter:
     """A page of the book: its text alone where it has no code."""
 
-    name: str  # "02-variables"
+    page: str  # "book/02-variables"
     cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        """What its tests and its table of faults are called: no two pages share it."""
+        return self.page.rsplit("/", 1)[-1]
 
     @property
     def code(self) -> list[Cell]:
@@ -84,20 +89,22 @@ class Chapter:
 
 
 @functools.cache  # a fifth of a second for each page, and many ask
-def parse(name: str, text: str) -> Chapter:
+def parse(page: str, text: str) -> Chapter:
     cells, at = [], 0
     for index, cell in enumerate(jupytext.reads(text, fmt="md:myst").cells, 1):
         at = max(text.find(f"\n{cell.source}", at), at)
         line, tags = text.count("\n", 0, at + 1) + 1, tuple(cell.metadata.get("tags", ()))
         known = dict(cell.metadata)
-        cells.append(Cell(index, cell.cell_type, cell.source, tags, known, name, line))
+        cells.append(Cell(index, cell.cell_type, cell.source, tags, known, page, line))
         at += len(cell.source)
-    return Chapter(name, tuple(cells))
+    return Chapter(page, tuple(cells))
 
 
 @functools.cache
 def load_chapter(path: Path) -> Chapter:
-    return parse(path.stem, path.read_text(encoding="utf-8"))
+    folders = path.with_suffix("").parts
+    below = len(folders) - folders[::-1].index("book") - 1  # the last folder of this name
+    return parse("/".join(folders[below:]), path.read_text(encoding="utf-8"))
 
 
 def chapters(root: Path | None = None) -> list[Chapter]:

@@ -22,7 +22,7 @@ VARIES = re.compile(r"\s*…\s*")  # what stands for it in a heading that quotes
 class Section:
     """Of a page: its heading, and what stands between it and the next heading of any level."""
 
-    page: str  # book/messages-meshes
+    page: str  # book/messages/messages-meshes
     level: int
     heading: str  # as it is written, with its marks
     line: int  # of the file
@@ -53,7 +53,7 @@ class Section:
 
 def sections(chapter: Chapter) -> Iterator[Section]:
     """Every section of a page below its title, in order."""
-    page = f"book/{chapter.name}"
+    page = chapter.page
     level, heading, line, text, code = 1, "", 1, "", list[Cell]()
     for cell in chapter.cells:
         if cell.kind == "code":
@@ -85,17 +85,17 @@ def entries(chapter: Chapter) -> list[Section]:
 
 
 def pages_of_messages(book: Book) -> list[str]:
-    """book/messages-GROUP of each group, in the order of the contents."""
-    return [page for page in book.pages if page.startswith("book/messages-")]
+    """book/messages/messages-GROUP of each group, in the order of the contents."""
+    return [page for page in book.pages if page.startswith("book/messages/messages-")]
 
 
 def entries_of(book: Book, page: str) -> list[Section]:
     return entries(load_chapter(book.source(page)))
 
 
-# The index of all messages, book/messages.md, which `bookkit sync` keeps.
+# The index of all messages, book/messages/messages.md, which `bookkit sync` keeps.
 
-INDEX = "book/messages"
+INDEX = "book/messages/messages"
 LIST_BEGINS, LIST_ENDS = "<!-- written by bookkit sync -->\n", "<!-- end -->"
 
 
@@ -112,7 +112,7 @@ def index_of_messages(book: Book) -> str:
 
 
 def with_index(text: str, book: Book) -> str:
-    """The text of book/messages.md, listing the entries that there are."""
+    """The text of book/messages/messages.md, listing the entries that there are."""
     before, begin, rest = text.partition(LIST_BEGINS)
     _, end, after = rest.partition(LIST_ENDS)
     if not begin or not end:

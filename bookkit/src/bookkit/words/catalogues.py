@@ -124,7 +124,7 @@ def catalogue_folder(book: Book, language: Language) -> Path:
 
 def code_name(page: str) -> str:
     """The catalogue of a chapter's code: code/01-mesh for book/01-mesh."""
-    return f"code/{page.rsplit('/', 1)[-1]}"
+    return f"code/{page.removeprefix('book/')}"
 
 
 def catalogues_of_page(book: Book, language: Language, page: str) -> dict[str, Catalogue]:

@@ -27,7 +27,7 @@ ABOUT_DRAWING = "In a drawing. Names in braces stand for what varies: keep them 
 def cells_of(book: Book, page: str) -> list[str]:
     """A chapter's code cells."""
     text = book.source(page).read_text("utf-8")
-    return [cell.source for cell in parse(page.rsplit("/", 1)[-1], text).code]
+    return [cell.source for cell in parse(page, text).code]
 
 
 def messages_in(cells: list[str]) -> Iterator[Message]:

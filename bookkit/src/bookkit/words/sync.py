@@ -7,7 +7,7 @@
    setup cell, companion/setup_cell.py, that of the companion (both are built here, in two seconds).
 2. The first cell of each page with code gets the setup cell.
 3. The first page says how many minutes each chapter takes. A page ends in a line that counts its
-   claims, the tests in tests/book, and links them. book/messages.md lists all messages.
+   claims, the tests in tests/book, and links them. book/messages/messages.md lists all messages.
 4. notebooks/*.ipynb are written from book/*.md, without outputs. Always in this direction: file
    times play no part, and the same source gives the same bytes.
 5. notebooks/LANGUAGE/*.ipynb are written from those and the translations in locale/.

@@ -1,0 +1,411 @@
+"""The page "Choosing a table for your model"."""
+
+import functools
+import math
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import meshscope as ms
+from many_devices.compiled import stored_program
+from many_devices.helpers import attempt
+from many_devices.logical import Rules, large, make, mesh_of, step_program, tiny
+from pages import compiled_for_cpu
+
+PAGE = "06a-choosing-tables"
+IMAGES = 64  # of the stored programs of the large model
+TOKENS_OF_AN_IMAGE = 16
+RING = 7 / 8  # of the whole, which a device of eight sends in a gather or a reduce-scatter
+
+
+def sent(name, compiler):
+    return sum(row["wire"] for row in stored_program(name)[compiler]["moves"])
+
+
+@functools.cache
+def compiled(config, rules, shape, B):
+    """The step, compiled here, and its mesh."""
+    mesh = mesh_of(*shape)
+    return step_program(config, rules, mesh, B), mesh
+
+
+def step_of(page, config, name, B):
+    return compiled(config, page.tables[name], page.meshes[name].devices.shape, B)
+
+
+def wire(page, config, name, B):
+    """What one device sends in a step that is compiled here."""
+    return page.sent(step_of(page, config, name, B)[0])
+
+
+def bytes_of(config, rules, mesh):
+    """Bytes of the weights on one device, from a list of shapes and names."""
+    D, F, V = (config.D, "embed"), (config.F, "hidden"), (config.V, "vocab")
+    H, C = (config.H, "heads"), (config.C, "head_size")
+    ends = [[(config.I, None), D], [(config.S, None), D], [D, V]]
+    attention = [[D, H, C]] * 3 + [[H, C, D], [D]]
+    block = attention + [[D], [D, F], [F], [F, D], [D]]
+    total = 0
+    for dimensions in ends + block * config.L:
+        numbers = 1
+        for size, name in dimensions:
+            axes = jax.tree.leaves(getattr(rules, name)) if name else []
+            numbers *= size // math.prod(mesh.shape[axis] for axis in axes)
+        total += 4 * numbers
+    return total
+
+
+# What a device holds
+
+
+def test_a_device_holds_the_sizes_divided_by_the_axes_of_the_table(page):
+    """Bytes of the large model under each table: those of its shapes, divided where a row says so."""
+    for name, rules in page.tables.items():
+        assert page.held[name] == bytes_of(large, rules, page.meshes[name]), name
+
+
+def test_momentum_is_as_large_as_the_weights(page):
+    """The optimizer holds one running average for each weight, and a counter of four bytes."""
+    for name, rules in page.tables.items():
+        for config in (tiny, large):
+            build = functools.partial(make, config, rules)
+            _, state = nnx.get_abstract_model(build, page.meshes[name])
+            weights, optimizer = (ms.memory(part).bytes_per_device for part in (state[0], state[1]))
+            assert weights == bytes_of(config, rules, page.meshes[name])
+            assert optimizer == weights + 4
+
+
+def test_which_table_fits(page):
+    """Of 6.4 billion weights a device needs 77.3 GB in all, or 9.7; with AdamW 103.1 or 12.9."""
+    whole, sharded = ["one device", "data parallel"], ["FSDP", "tensor parallel", "FSDP x tensor"]
+    assert f"{page.held['one device'] / 4e9:.1f}" == "6.4"
+    for names, momentum, adamw in [(whole, "77.3", "103.1"), (sharded, "9.7", "12.9")]:
+        for name in names:
+            assert f"{3 * page.held[name] / 1e9:.1f}" == momentum
+            assert f"{4 * page.held[name] / 1e9:.1f}" == adamw
+    assert 80 - 3 * page.held["one device"] / 1e9 < 3
+    for name in sharded:
+        assert page.held[name] / page.held["one device"] == pytest.approx(1 / 8, rel=0.001)
+
+
+@compiled_for_cpu
+@pytest.mark.parametrize("name", ["FSDP", "FSDP x tensor"])
+def test_the_program_asks_for_that_share(page, name):
+    """The step's arguments are the weights, as much for momentum, its counter and a share of images."""
+    images = IMAGES * (large.S * large.I + 1) * 4  # pixels and labels, four bytes each
+    program, mesh = step_of(page, large, name, IMAGES)
+    share = images // mesh.shape["data"]
+    assert ms.memory(program).arguments == 2 * page.held[name] + 4 + share
+
+
+# What a table sends
+
+
+def payload(page, name, kind, axis):
+    program, mesh = step_of(page, tiny, name, 32)
+    return ms.collectives(program, mesh).by("kind", "axes").bytes(kind, (axis,))
+
+
+@compiled_for_cpu
+def test_data_parallelism_adds_up_every_gradient(page):
+    """Four bytes for each weight, and the loss, in all-reduces; one device sends nothing."""
+    weights = bytes_of(tiny, Rules(), page.mesh_of(1, 1))
+    assert payload(page, "data parallel", "all-reduce", "data") == weights + 4
+    assert page.sends["data parallel"] == (1_581_895,) * 3
+    assert wire(page, tiny, "one device", 32) == 0
+
+
+@compiled_for_cpu
+def test_fsdp_gathers_weights_twice_and_adds_gradients_up(page):
+    """Compiled for CPU, it gathers nearly all weights twice, and its all-reduces are over data."""
+    weights = bytes_of(tiny, Rules(), page.mesh_of(1, 1))
+    assert 0.95 < payload(page, "FSDP", "all-gather", "data") / (2 * weights) < 1
+    assert payload(page, "FSDP", "all-reduce", "model") == 0
+    for compiler, share in (("cpu", 1), ("gpu", 1), ("tpu", 0.5)):  # in bfloat16
+        rows = stored_program("names-fsdp")[compiler]["moves"]
+        gathered = sum(row["payload"] for row in rows if row["kind"] == "all-gather")
+        assert gathered == pytest.approx(2 * weights * share, rel=0.02)
+
+
+@compiled_for_cpu
+def test_fsdp_against_data_parallelism_by_compiler(page):
+    """FSDP sends 1.5 times what data parallelism does on H100, 1.4 on TPU v5e, twice as much on CPU."""
+    ratios = [fsdp / data for fsdp, data in zip(page.sends["FSDP"], page.sends["data parallel"])]
+    assert [f"{ratio:.1f}" for ratio in ratios] == ["1.5", "1.4", "2.0"]
+    for compiler, scatters in (("gpu", True), ("tpu", True), ("cpu", False)):
+        moves = stored_program("names-fsdp")[compiler]["moves"]
+        kinds = {row["kind"]: row["wire"] for row in moves}
+        assert ("reduce-scatter" in kinds) == scatters
+        gathers = {row["dtype"] for row in moves if row["kind"] == "all-gather"}
+        assert ("bfloat16" in gathers) == (compiler == "tpu")
+
+
+@compiled_for_cpu
+def test_tensor_parallelism_adds_up_activations(page):
+    """Compiled for CPU, six activations of D numbers a row and layer, in all-reduces over model."""
+    program, mesh = step_of(page, tiny, "tensor parallel", 32)
+    assert ms.collectives(program, mesh).kinds == {"all-reduce"}
+    rows = 32 * tiny.S
+    sums = 6 * tiny.L * tiny.D * rows * 4
+    assert page.sends["tensor parallel"][2] == pytest.approx(2 * RING * sums, rel=0.01)
+
+
+@compiled_for_cpu
+def test_the_stored_programs_for_cpu_are_those_that_are_compiled_here(page):
+    """Compiled here, the three steps send what is stored of them."""
+    for name, key in page.keys.items():
+        assert page.sends[name][2] == sent(key, "cpu")
+    assert page.of_512 == pytest.approx(sent("names-pinned-512", "cpu"), rel=0.01)
+
+
+@compiled_for_cpu
+def test_what_grows_with_the_batch_is_the_sum_of_activations(page):
+    """At twice the images tensor parallelism sends twice as much, FSDP and data parallelism the same."""
+
+    def grows(name):
+        return wire(page, tiny, name, 64) / wire(page, tiny, name, 32)
+
+    assert grows("data parallel") == 1 <= grows("FSDP") < 1.002
+    assert grows("tensor parallel") == 2 > grows("FSDP x tensor") > 1.5
+
+
+@compiled_for_cpu
+def test_fsdp_x_tensor_does_both_and_less_of_each(page):
+    """Half of the activations are added up along model, and a quarter of the weights gathered."""
+    in_tensor, in_both = (
+        payload(page, name, "all-reduce", "model") for name in ("tensor parallel", "FSDP x tensor")
+    )
+    assert 0 < in_both == in_tensor // 2  # half of the images
+    weights = bytes_of(tiny, Rules(), page.mesh_of(1, 1))
+    quarter = payload(page, "FSDP x tensor", "all-gather", "data") / (2 * weights)
+    assert 0.25 < quarter < 0.27
+
+
+@compiled_for_cpu
+def test_at_few_images_tensor_parallelism_sends_least(page):
+    """At 32 images it sends most of all, at four an eighth of that, and least."""
+    at_32 = {name: wire(page, tiny, name, 32) for name in page.tables}
+    assert max(at_32.values()) == at_32["tensor parallel"]
+    few = wire(page, tiny, "tensor parallel", 4)  # 64 rows, as in chapter 4
+    assert few * 8 == at_32["tensor parallel"]
+    assert few < min(at_32["data parallel"], wire(page, tiny, "FSDP x tensor", 4))
+
+
+# The batch decides
+
+
+@compiled_for_cpu
+def test_with_pins_fsdp_sends_the_same_at_any_batch(page):
+    """Compiled for CPU, 90.2 GB at 64 and at 1,024 images, within a thousandth."""
+    few, many = (wire(page, large, "FSDP", B) for B in (64, 1024))
+    assert f"{few / 1e9:.1f}" == "90.2" and many == pytest.approx(few, rel=1e-3)
+
+
+@compiled_for_cpu
+def test_without_pins_and_with_tensor_parallelism_bytes_grow_with_the_batch(page):
+    """Compiled for CPU, 1,024 images send sixteen times what 64 do."""
+    for config, name in [(page.free, "FSDP"), (large, "tensor parallel")]:
+        few, many = (wire(page, config, name, B) for B in (64, 1024))
+        assert many == pytest.approx(16 * few, rel=1e-3)
+
+
+@compiled_for_cpu
+def test_compiled_for_cpu_both_send_as_much_at_512_images(page):
+    """At 64 images FSDP sends eight times as much with pins as without, so at 512 the same."""
+    pinned, free = (wire(page, config, "FSDP", 64) for config in (large, page.free))
+    assert round(pinned / free) == 8 and round(64 * pinned / free) == 512
+    assert page.of_512 == pytest.approx(pinned, rel=0.01) and f"{page.of_512 / 1e9:.1f}" == "90.2"
+    assert 512 == 2 * large.D / large.S
+
+
+def test_for_h100_both_send_as_much_at_384_images(page):
+    """For H100 it is six times at 64 images, so 384: 6,144 tokens, 1.5 D."""
+    pinned, free = sent("names-pinned", "gpu"), sent("names-free", "gpu")
+    assert (f"{pinned / 1e9:.1f}", f"{free / 1e9:.1f}") == ("67.7", "11.3")
+    assert f"{pinned / free:.2f}" == "6.00"
+    assert 384 * TOKENS_OF_AN_IMAGE == 6_144 == 1.5 * large.D
+
+
+@compiled_for_cpu
+def test_without_pins_no_weights_are_gathered(page):
+    """Without pins next to no weights move, and the widest sum is of h, for all images."""
+    program, mesh = step_of(page, page.free, "FSDP", 64)
+    moves = ms.collectives(program, mesh)
+    gathered = sum(
+        move.payload_bytes * move.executions for move in moves if move.kind == "all-gather"
+    )
+    assert gathered < 1e-4 * bytes_of(large, Rules(), page.mesh_of(1, 1))
+    widest = max(moves, key=lambda move: move.payload_bytes)
+    assert widest.kind == "all-reduce" and widest.shape == (64, large.S, large.F)
+
+
+def test_without_pins_a_step_needs_more_memory():
+    """For H100 15.0 GB of temporaries without pins and 7.3 with them; TPU v5e refuses the former."""
+    needs = {
+        name: stored_program(name)["gpu"]["memory"]["temporaries"] / 1e9
+        for name in ("names-pinned", "names-free")
+    }
+    assert [f"{size:.1f}" for size in needs.values()] == ["7.3", "15.0"]
+    words = stored_program("names-free")["tpu"]["refused"]
+    assert "temporaries (19.83G) exceeds available HBM (15.75G)" in words
+
+
+@compiled_for_cpu
+def test_memory_compiled_for_cpu(page):
+    """Without pins twice the temporaries at 64 images, five times at 1,024; tensor parallelism
+    takes 97 GB there, and FSDP with pins 35."""
+
+    def temporaries(config, name, B):
+        return ms.memory(step_of(page, config, name, B)[0]).temporaries
+
+    at_64 = [
+        temporaries(large, "FSDP", 64),
+        temporaries(large, "tensor parallel", 64),
+        temporaries(page.free, "FSDP", 64),
+    ]
+    assert [f"{size / 1e9:.1f}" for size in at_64] == ["6.7", "9.1", "15.0"]
+    at_1024 = [temporaries(large, name, 1024) for name in ("FSDP", "tensor parallel")]
+    assert [f"{size / 1e9:.0f}" for size in at_1024] == ["35", "97"]
+    assert 2 < at_64[2] / at_64[0] < 2.5
+    assert 5 < temporaries(page.free, "FSDP", 1024) / at_1024[0] < 6
+    arguments = ms.memory(step_of(page, large, "tensor parallel", 64)[0]).arguments
+    assert f"{arguments / 1e9:.1f}" == "6.4"
+
+
+@compiled_for_cpu
+def test_on_two_axes_fsdp_x_tensor_sends_less_at_1024_images(page):
+    """There FSDP and tensor parallelism send 90.2 GB each, and FSDP x tensor 51.6."""
+    both, tensor, pinned = (
+        wire(page, large, name, 1024) / 1e9 for name in ("FSDP x tensor", "tensor parallel", "FSDP")
+    )
+    assert [f"{each:.1f}" for each in (both, tensor, pinned)] == ["51.6", "90.2", "90.2"]
+    assert 0.55 < both / tensor < 0.6 > both / pinned
+
+
+def test_the_lines_cross_where_the_page_says(page):
+    """For H100 FSDP with pins is flat; the others reach it at 384 and at 1,152 images, 4.5 D tokens."""
+    pinned, free, tensor = (dict(line) for line in page.lines.values())
+    assert pinned[64] == pinned[1152] == sent("names-pinned", "gpu") / 1e9
+    assert free[384] == pytest.approx(pinned[384], rel=0.01)
+    assert tensor[1152] == pytest.approx(pinned[1152], rel=0.01)
+    assert 1_152 * TOKENS_OF_AN_IMAGE == 4.5 * large.D
+    assert free[64] / tensor[64] == pytest.approx(3, rel=0.01)  # a third of what FSDP sends
+
+
+# Why the lines cross: numbers that move for a kernel of D x n, by compiler
+KERNEL = {"gpu": 3, "tpu": 2, "cpu": 4}  # times D x n, with pins
+SUMS = {"gpu": 4, "tpu": 4, "cpu": 6}  # of tensor parallelism, a layer
+
+
+@pytest.mark.parametrize("compiler", KERNEL)
+def test_what_pins_move_for_each_kernel(compiler):
+    """With pins a kernel moves 3 D n numbers on H100, 2 D n on TPU v5e and 4 D n on CPU."""
+    kernels = large.L * 12 * large.D**2  # numbers in the blocks' kernels
+    assert large.F == 4 * large.D
+    predicted = RING * 4 * KERNEL[compiler] * kernels
+    assert sent("names-pinned", compiler) == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.parametrize("compiler", ["gpu", "cpu"])
+def test_what_moves_without_pins_for_each_kernel(compiler):
+    """Without pins it is one all-reduce of n numbers for each token, on H100 and on CPU."""
+    tokens, sides = IMAGES * large.S, large.L * 12 * large.D  # n in all: 12 D a layer
+    predicted = RING * 4 * 2 * sides * tokens
+    assert sent("names-free", compiler) == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.parametrize("compiler", SUMS)
+def test_what_tensor_parallelism_moves_in_a_layer(compiler):
+    """Four sums of D numbers for each token in a layer on H100 and TPU v5e, and six on CPU."""
+    tokens = IMAGES * large.S
+    predicted = RING * 4 * SUMS[compiler] * 2 * large.L * large.D * tokens
+    assert sent("names-few", compiler) == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.parametrize("compiler, unpinned", [("gpu", 1.5), ("cpu", 2)])
+def test_pins_pay_from_so_many_tokens(compiler, unpinned):
+    """FSDP sends as much with pins as without at 1.5 D tokens on H100 and 2 D on CPU."""
+    times = sent("names-pinned", compiler) / sent("names-free", compiler)
+    tokens = times * IMAGES * TOKENS_OF_AN_IMAGE
+    assert tokens / large.D == pytest.approx(unpinned, rel=0.01)
+    assert KERNEL[compiler] / 2 == unpinned  # K D n = 2 n tokens
+
+
+@pytest.mark.parametrize("compiler, widths", [("gpu", "4.5"), ("tpu", "3.0"), ("cpu", "4.0")])
+def test_tensor_parallelism_sends_less_up_to_so_many_tokens(compiler, widths):
+    """By bytes, tensor parallelism sends less than pinned FSDP below 4.5 D tokens on H100, 3 D on TPU
+    v5e and 4 D on CPU: FSDP sends the same at any batch, tensor parallelism in proportion to it."""
+    times = sent("names-pinned", compiler) / sent("names-few", compiler)
+    tokens = times * IMAGES * TOKENS_OF_AN_IMAGE
+    assert f"{tokens / large.D:.1f}" == widths
+    assert f"{12 * KERNEL[compiler] / (2 * SUMS[compiler]):.1f}" == widths  # the formula
+
+
+@pytest.mark.parametrize("compiler", ["cpu", "gpu"])
+def test_what_pinned_fsdp_sends_does_not_grow_with_the_batch(compiler):
+    """At eight times the batch, pinned FSDP sends the same bytes, within a thousandth."""
+    few, many = sent("names-pinned", compiler), sent("names-pinned-512", compiler)
+    assert many == pytest.approx(few, rel=1e-3)
+
+
+def test_what_tensor_parallelism_sends_grows_with_the_batch():
+    """At twice the batch, tensor parallelism sends twice the bytes (of the small model)."""
+    for compiler in ("cpu", "tpu", "gpu"):
+        ratio = sent("names-tensor-64", compiler) / sent("names-tensor", compiler)
+        assert ratio == pytest.approx(2, rel=0.02)
+
+
+# head_size along model
+
+
+@compiled_for_cpu
+def test_head_size_adds_up_scores_and_heads_none(page):
+    """Compiled for CPU, head_size along model adds up the S x S scores, twice in each layer."""
+    long = page.long
+    by_size, mesh = compiled(long, Rules(head_size="model"), (1, 8), 8)
+    by_heads, _ = compiled(long, Rules(heads="model"), (1, 8), 8)
+    summed = [move for move in ms.collectives(by_size, mesh) if move.shape[-2:] == (long.S, long.S)]
+    assert summed and all(move.kind == "all-reduce" for move in summed)
+    scores = sum(move.payload_bytes * move.executions for move in summed)
+    assert f"{page.scores / 1e9:.2f}" == "1.07" and f"{scores / 1e9:.1f}" == "4.3"
+    assert scores == 2 * long.L * page.scores
+    on_wire = sum(move.wire_bytes * move.executions for move in summed)
+    assert f"{on_wire / 1e9:.1f}" == "7.5"
+    assert all(long.S not in move.shape[-1:] for move in ms.collectives(by_heads, mesh))
+    assert page.by_row["head_size"][2] == page.sent(by_size)  # as stored
+    assert page.by_row["heads"][2] == page.sent(by_heads)
+
+
+@compiled_for_cpu
+def test_head_size_takes_as_much_memory_for_weights_and_more_for_the_step(page):
+    """The weights are divided as evenly; temporaries are about twice as many."""
+    tables = Rules(heads="model"), Rules(head_size="model")
+    mesh = page.mesh_of(1, 8)
+    assert bytes_of(page.long, tables[0], mesh) == bytes_of(page.long, tables[1], mesh)
+    needs = [ms.memory(compiled(page.long, rules, (1, 8), 8)[0]).temporaries for rules in tables]
+    assert 1.8 < needs[1] / needs[0] < 2.5
+
+
+def test_what_the_row_costs_by_compiler(page):
+    """head_size along model sends 17 times what heads do on H100 and TPU v5e, nine times on CPU."""
+    ratios = [size / heads for size, heads in zip(page.by_row["head_size"], page.by_row["heads"])]
+    assert [round(ratio) for ratio in ratios] == [17, 17, 9]
+    assert all(
+        size - heads == pytest.approx(7.516e9, rel=1e-3)
+        for size, heads in zip(page.by_row["head_size"], page.by_row["heads"])
+    )
+
+
+def test_six_heads_work_with_a_model_axis_of_two(page):
+    """A mesh whose model axis divides the heads, such as mesh_of(4, 2), shards six of them."""
+    six = replace(tiny, H=6)
+    mesh = page.mesh_of(4, 2)
+    build = functools.partial(make, six, Rules(heads="model"))
+    _, state = nnx.get_abstract_model(build, mesh)
+    kernel = state[0]["blocks"]["attention"]["w_q_DHC"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (2, 96, 3, 12)
+    not_divided = jax.NamedSharding(page.meshes["tensor parallel"], kernel.sharding.spec)
+    assert "divi" in attempt(jax.device_put, np.zeros(kernel.shape), not_divided)

@@ -1,0 +1,182 @@
+"""The page "When a gather costs no time: tokens per device"."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from layers_of_fsdp import REMATS, in_one_layer
+from many_devices.compiled import stored_program
+from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
+
+PAGE = "09c-fsdp-overlap"
+TEXT = source_of(PAGE).read_text("utf-8")
+NODE, NETWORK, ONE_NIC = "H100, inside a node", "H100, between nodes", "H100, one NIC in a node"
+MATRICES = [[4096, 16384], [16384, 4096]]
+
+
+def tokens(bytes_for_a_number, operations_for_a_row, flops, bandwidth):
+    """How many rows hide what is sent for each number of a matrix."""
+    return bytes_for_a_number / operations_for_a_row * flops / bandwidth
+
+
+def in_a_pass(remat, sum_dtype, backward=True):
+    """Bytes and operations for each number of a matrix, as the traced program has them."""
+    counts = in_one_layer(REMATS[remat])
+    if not backward:
+        return 2 * 1, 2 * 1  # one gather in bfloat16; a multiplication and an addition
+    size = 2 * (counts["gathers"] - 1) + sum_dtype * counts["scatters"]
+    return size, 2 * (counts["matmuls"] - 1)
+
+
+# How many tokens hide a gather
+
+
+def test_c_over_w_of_the_published_peaks(page):
+    """2,198 tokens inside a node, 2,472 with eight NICs, 19,780 with one, 2,550 on a TPU v5p."""
+    found = [f"{m.flops / m.bandwidth:,.0f}" for m in page.machines.values()]
+    assert found == ["2,198", "2,472", "19,780", "2,550"]
+    assert list(page.machines)[:3] == [NODE, NETWORK, ONE_NIC]
+
+
+def test_a_nic_for_each_gpu_needs_hardly_more_and_one_for_all_eight_times_as_many(page):
+    """Less than 13 % more between nodes than inside; and the picture's 4,096 tokens are enough."""
+    node, network, one = (
+        page.machines[name].flops / page.machines[name].bandwidth
+        for name in (NODE, NETWORK, ONE_NIC)
+    )
+    assert one / network == 8 and network / node < 1.13 and node < 4096
+
+
+@compiled_for_cpu
+def test_a_matmul_of_t_rows_is_2tdf_operations():
+    """As XLA counts them."""
+    T, D, F = 128, 256, 512
+    product = jax.jit(jnp.matmul).lower(jnp.zeros((T, D)), jnp.zeros((D, F))).compile()
+    assert product.cost_analysis()["flops"] == 2 * T * D * F
+
+
+def test_by_the_peaks_a_gather_hides_from_c_over_w_tokens_on(page):
+    """In bfloat16, and by the peaks, forward and backward need C/W tokens: 2,198 in a node."""
+    machine = page.machines[NODE]
+    forward = tokens(*in_a_pass("freed by a policy", 2, backward=False), *machine)
+    backward = tokens(*in_a_pass("freed by a policy", 2), *machine)
+    assert forward == backward == machine.flops / machine.bandwidth
+    assert f"{forward:,.0f}" == "2,198"
+
+
+def test_slower_matmuls_need_fewer_tokens_and_a_slower_network_more(page):
+    """At half of the matmuls' peak 1,099 tokens hide a gather; at 80 % of the network's, 2,747."""
+    flops, bandwidth = page.machines[NODE]
+    once = in_a_pass("freed by a policy", 2, backward=False)
+    assert f"{tokens(*once, flops / 2, bandwidth):,.0f}" == "1,099"
+    assert f"{tokens(*once, flops, 0.8 * bandwidth):,.0f}" == "2,747"
+
+
+# The backward pass
+
+
+def test_the_backward_pass_gathers_again_scatters_and_has_two_matmuls():
+    """As traced, with weights freed by a policy: 2 + 2 bytes and 4 operations, or 2 + 4 bytes."""
+    counts = in_one_layer(REMATS["freed by a policy"])
+    assert counts == {"gathers": 2, "scatters": 1, "matmuls": 3}  # one gather and matmul forward
+    assert in_a_pass("freed by a policy", 2) == (2 + 2, 4)
+    assert in_a_pass("freed by a policy", 4) == (2 + 4, 4)
+
+
+@pytest.mark.parametrize("remat, ratio", [("freed by a policy", 1.5), ("jax.checkpoint", 1.0)])
+def test_sums_in_float32_need_1_5_times_as_many_tokens_only_if_no_matmul_is_done_twice(
+    remat, ratio
+):
+    """Backward with sums in float32: 1.5 C/W if only weights are freed, C/W with jax.checkpoint."""
+    assert tokens(*in_a_pass(remat, 4), 1, 1) == ratio
+
+
+def test_with_plain_checkpoint_two_thirds_of_the_tokens_are_enough():
+    """Plain jax.checkpoint has three matmuls backward in place of two."""
+    two, three = (in_a_pass(remat, 2)[1] for remat in ("freed by a policy", "jax.checkpoint"))
+    assert two / three == 2 / 3
+
+
+# Does it hide in your program?
+
+
+def test_by_default_three_of_six_have_a_matmul_beside_them(page):
+    """The table's first column, in its order."""
+    assert list(page.default.items()) == [
+        ("forward   all-gather      first matrix", "none"),
+        ("forward   all-gather      second matrix", "matmul 0"),
+        ("backward  reduce-scatter  first matrix", "none"),
+        ("backward  all-gather      second matrix", "none"),
+        ("backward  all-gather      first matrix", "matmul 0"),
+        ("backward  reduce-scatter  second matrix", "matmul 1"),
+    ]
+
+
+def test_gathering_ahead_puts_the_first_gather_beside_matmul_1(page):
+    """The forward pass has a matmul beside both gathers, and the backward pass stays as it was."""
+    first = "forward   all-gather      first matrix"
+    assert page.ahead[first] == "matmul 1"
+    for transfer, matmul in page.default.items():
+        assert transfer == first or page.ahead[transfer] == matmul
+
+
+def rows_of_switches():
+    """The table of switches: {switch: (forward, backward)}, as numbers."""
+    lines = TEXT.splitlines()
+    start = lines.index("| Switch | What it does | Forward | Backward |")
+    found = {}
+    for line in lines[start + 2 : start + 6]:
+        switch, _, *counts = [cell.strip() for cell in line.strip("|").split("|")]
+        found[switch] = [tuple(map(int, count.split(" of "))) for count in counts]
+    return found
+
+
+@pytest.mark.parametrize(
+    "program, switch",
+    [
+        ("overlap", "none"),
+        ("overlap-ahead", "`xla_gpu_pipeline_all_gather`, on"),
+        ("overlap-in-place", "`xla_gpu_enable_latency_hiding_scheduler`, off"),
+        ("overlap-unrolled", "`xla_gpu_enable_while_loop_double_buffering`, on"),
+    ],
+)
+def test_the_table_of_switches(program, switch):
+    """In each loop: how many gathers and scatters of a matrix have a matmul beside them, of how many."""
+    rows = stored_program(program)["gpu"]["schedule"]
+    ours = [(loop, matmuls) for loop, _, shape, matmuls in rows if shape in MATRICES]
+    counts = [[bool(matmuls) for loop, matmuls in ours if loop == number] for number in range(2)]
+    assert rows_of_switches()[switch] == [(sum(some), len(some)) for some in counts]
+
+
+# Flags
+
+
+def test_xla_knows_the_gpu_flags_of_the_page(page):
+    """The five of the cell, some of which the fold names."""
+    assert page.starts(*page.flags) and len(page.flags) == 5
+    for flag in page.flags:
+        assert f"`{flag.partition('=')[0]}`" in TEXT
+
+
+def test_an_unknown_flag_and_one_for_tpus_end_the_process(page):
+    """XLA does not start with a flag that it does not know."""
+    assert not page.starts("xla_gpu_enable_pipelined_collectives=true")
+    assert not page.starts("xla_tpu_enable_latency_hiding_scheduler=true")
+
+
+def test_the_switch_that_gathers_ahead_has_its_name_since_jax_0_11(page):
+    """In JAX 0.10 it has only the older name, which later releases still accept."""
+    known = page.starts("xla_gpu_pipeline_all_gather=on")
+    assert known or jax.__version_info__ < (0, 11, 2)  # the oldest with it that we have tried
+    assert not known or jax.__version_info__ >= (0, 11)
+
+
+def test_the_optimization_level_is_an_option_of_jax():
+    """It is not set until you set it."""
+    assert jax.config.jax_optimization_level == "UNKNOWN"
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    """Its check says "not yet" to the stub and a wrong answer, and "correct" to the solution."""
+    check_exercise(page, PAGE, exercise)
