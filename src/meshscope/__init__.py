@@ -18,15 +18,16 @@ compiled program say to each other, ``memory`` counts bytes per device, and
 from ._collectives import (
     Collective,
     Collectives,
-    Table,
-    Totals,
     UnparsedCollectiveWarning,
     collectives,
     diff,
 )
 from ._full_copies import FullCopies, FullCopy, assert_no_full_copy, full_copies
 from ._memory import Leaf, Memory, ProgramMemory, memory
-from ._show import PALETTE, Drawing, show
+from ._overlap import Overlap, Overlaps, overlap
+from ._show import Drawing, show
+from ._svg import PALETTE
+from ._totals import Table, Totals
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,8 @@ __all__ = [
     "FullCopy",
     "Leaf",
     "Memory",
+    "Overlap",
+    "Overlaps",
     "PALETTE",
     "ProgramMemory",
     "Table",
@@ -48,5 +51,6 @@ __all__ = [
     "diff",
     "full_copies",
     "memory",
+    "overlap",
     "show",
 ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from . import _advice, _compat
@@ -17,8 +16,9 @@ from . import _hlo as hlo
 from . import _programs as programs
 from ._cpu import Widened, widened
 from ._messages import Said
-from ._programs import KINDS, UNMATCHED
-from ._tables import Cell, Column, Content, Report, number, numbers, shape_text, words
+from ._programs import UNMATCHED
+from ._tables import Cell, Column, Content, Report, words
+from ._totals import HEADS, NOTHING, NUMBERS, Table, Totals, cell, minus, summed, total
 
 
 class UnparsedCollectiveWarning(UserWarning):
@@ -125,179 +125,14 @@ class Collective:
         return sent / n if sent % n else sent // n
 
 
-HEADS = {  # of the columns for fields of Collective
-    "kind": "kind",
-    "axes": "axes",
-    "dtype": "dtype",
-    "shape": "shape",
-    "payload_bytes": "payload bytes",
-    "executions": "executions",
-    "inside_loop": "in loop",
-    "op_name": "operation",
-    "source_line": "source",
-    "within": "within",
-    "groups": "groups",
-    "group_size": "group size",
-    "wire_bytes": "wire bytes per device",
-}
-AXES = ("axes", "within")  # fields that name mesh axes
-NUMBERS = ("executions", "payload_bytes", "wire_bytes", "group_size")
+FIELDS = (  # that rows can be summed by
+    *("kind", "axes", "dtype", "shape", "payload_bytes", "executions", "inside_loop", "op_name"),
+    *("source_line", "within", "groups", "group_size", "wire_bytes"),
+)
 SHOWN = (  # of each row
     *("kind", "axes", "dtype", "shape", "payload_bytes", "wire_bytes", "executions"),
     *("inside_loop", "source_line"),
 )
-
-
-class Totals(NamedTuple):
-    """Sums over executions. None: the executions of some row are not known.
-
-    >>> import meshscope
-    >>> meshscope.Totals(executions=2, payload_bytes=64, wire_bytes=96)
-    Totals(executions=2, payload_bytes=64, wire_bytes=96)
-
-    Attributes:
-      executions: how many collectives one run of the program executes.
-      payload_bytes: their payloads.
-      wire_bytes: what one device sends.
-    """
-
-    executions: int | None
-    payload_bytes: int | None
-    wire_bytes: float | None
-
-
-NOTHING = Totals(0, 0, 0)
-
-
-class Table(Report, dict[Any, Totals]):
-    """Totals by key: a ``dict`` to ``Totals``, made by ``Collectives.by`` and ``diff``.
-
-    >>> import jax, meshscope
-    >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
-    >>> x = jax.device_put(jax.numpy.ones((8, 16)), jax.NamedSharding(mesh, jax.P("data")))
-    >>> compiled = jax.jit(lambda x: x.sum(0)).lower(x).compile()
-    >>> table = meshscope.collectives(compiled).by("kind", "axes")
-    >>> dict(table)
-    {('all-reduce', ('data',)): Totals(executions=1, payload_bytes=64, wire_bytes=64)}
-    """
-
-    def __init__(
-        self,
-        totals: Mapping[Any, Totals],
-        fields: Sequence[str],
-        axis_sizes: Mapping[str, int],
-        title: Said,
-        sides: tuple[Table, Table] | None = None,
-    ) -> None:
-        super().__init__(totals)
-        self._fields, self._sizes, self._title = tuple(fields), dict(axis_sizes), title
-        self._sides = sides  # of a difference: the first and the second program's own
-        self._totals = {self._normal(key): found for key, found in totals.items()}
-
-    def _normal(self, key: Any) -> tuple[Any, ...]:
-        """A key as a tuple with axes as sets, whose order says nothing."""
-        values = key if len(self._fields) > 1 else (key,)
-        named = zip(self._fields, values, strict=True)
-        return tuple(frozenset(v) if field in AXES else v for field, v in named)
-
-    def bytes(self, *key: Any) -> int | None:
-        """Payload bytes of one key, such as ``("all-gather", "model")`` by kind and axes.
-
-        0 if nothing has this key, None if unknown. Axes come as a name or a tuple in any
-        order; those of size 1 are left out, as in the rows.
-
-        >>> import jax, meshscope
-        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
-        >>> x = jax.device_put(jax.numpy.ones((8, 16)), jax.NamedSharding(mesh, jax.P("data")))
-        >>> compiled = jax.jit(lambda x: x.sum(0)).lower(x).compile()
-        >>> table = meshscope.collectives(compiled).by("kind", "axes")
-        >>> table.bytes("all-reduce", "data"), table.bytes("all-gather", "data")
-        (64, 0)
-        >>> table.bytes("all-reduce", "modle")
-        Traceback (most recent call last):
-        ValueError: no axis 'modle' on this mesh, which has data, model
-
-        Raises:
-          ValueError: a kind, an axis or a dtype that does not exist (a typing error is
-            not a zero), for a difference one that neither side has; another number of
-            values than fields.
-        """
-        return self._find(key).payload_bytes
-
-    def wire(self, *key: Any) -> float | None:
-        """Wire bytes per device of one key, like ``bytes``.
-
-        >>> import jax, meshscope
-        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
-        >>> x = jax.device_put(jax.numpy.ones((8, 16)), jax.NamedSharding(mesh, jax.P("data")))
-        >>> compiled = jax.jit(lambda x: x.sum(0)).lower(x).compile()
-        >>> meshscope.collectives(compiled).by("kind").wire("all-reduce")
-        64
-        """
-        return self._find(key).wire_bytes
-
-    def _find(self, key: tuple[Any, ...]) -> Totals:
-        if len(key) != len(self._fields):
-            raise ValueError(f"give one value for each of {', '.join(self._fields)}")
-        return self._look_up(tuple(map(self._checked, range(len(key)), key)))
-
-    def _checked(self, n: int, value: Any) -> Any:
-        """The nth value of a key, axes as a set; ValueError for what does not exist."""
-        field = self._fields[n]
-        if field == "kind" and value not in KINDS:
-            raise ValueError(f"no kind {value!r}, there are {', '.join(KINDS)}")
-        if field == "dtype" and value not in {key[n] for key in self._totals}:
-            try:
-                jnp.dtype(value)
-            except TypeError:
-                raise ValueError(f"no dtype {value!r}: give JAX's name, as 'float32'") from None
-        if field not in AXES:
-            return value
-        axes = (value,) if isinstance(value, str) else value
-        if not isinstance(axes, (tuple, list, set, frozenset)):
-            raise ValueError(f"{field}: give a name or a tuple of names, not {value!r}")
-        for axis in axes if tuple(axes) != UNMATCHED else ():
-            if axis not in self._sizes:
-                has = ", ".join(self._sizes)
-                where = f"on this mesh, which has {has}" if has else "as the program has no mesh"
-                raise ValueError(f"no axis {axis!r} {where}")
-        return frozenset(axes)
-
-    def _look_up(self, values: tuple[Any, ...]) -> Totals:
-        """The totals of a key that exists, whatever its axes are on this side's mesh."""
-        if values in self._totals:
-            return self._totals[values]
-        if self._sides:
-            old, new = (side._look_up(values) for side in self._sides)
-            return _minus(new, old)
-        here = list(values)
-        for n, field in enumerate(self._fields):
-            if field in AXES and values[n] and values[n] != frozenset(UNMATCHED):
-                if values[n] - set(self._sizes):
-                    return NOTHING  # an axis that only the other side has
-                here[n] = frozenset(axis for axis in values[n] if self._sizes[axis] > 1)
-                if not here[n]:
-                    return NOTHING  # nothing moves along axes of size 1
-        return self._totals.get(tuple(here), NOTHING)
-
-    def _content(self) -> Content:
-        rows = [
-            [*map(_cell, self._fields, key if len(self._fields) > 1 else (key,))]
-            + [number(value) for value in totals]
-            for key, totals in self.items()
-        ]
-        columns = [Column(Said(HEADS[field]), field in NUMBERS) for field in self._fields]
-        columns += numbers(*map(HEADS.__getitem__, NUMBERS[:3]))
-        return Content(self._title, columns, rows)
-
-
-def _cell(field: str, value: Any) -> Cell:
-    """A value of a field of ``Collective``, as a table shows it."""
-    if field in NUMBERS:
-        return number(value)
-    if field == "inside_loop":
-        return Said("yes" if value else "no")
-    return shape_text(value) if field == "shape" else words(value)
 
 
 class Collectives(Report, Sequence[Collective]):
@@ -355,7 +190,7 @@ class Collectives(Report, Sequence[Collective]):
         >>> rows.total_payload_bytes
         64
         """
-        return _total(self).payload_bytes
+        return total(self).payload_bytes
 
     def by(self, *fields: str) -> Table:
         """Sum the rows that agree in these fields, executions multiplied in.
@@ -378,16 +213,7 @@ class Collectives(Report, Sequence[Collective]):
         Raises:
           ValueError: no field, or one that does not exist.
         """
-        there = f"there are {', '.join(HEADS)}"
-        if not fields:
-            raise ValueError(f'name a field, for example by("kind", "axes"); {there}')
-        if wrong := [field for field in fields if field not in HEADS]:
-            raise ValueError(f"no field {wrong[0]!r}, {there}")
-        rows: dict[Any, list[Collective]] = {}
-        for row in self:
-            key = tuple(getattr(row, field) for field in fields)
-            rows.setdefault(key if len(fields) > 1 else key[0], []).append(row)
-        totals = {key: _total(group) for key, group in rows.items()}
+        totals = summed(self, fields, FIELDS, 'by("kind", "axes")')
         return Table(totals, fields, self.axis_sizes, self._title(self._what()))
 
     def _what(self) -> Said:
@@ -398,10 +224,7 @@ class Collectives(Report, Sequence[Collective]):
     def _content(self) -> Content:
         columns = [Column(Said(HEADS[field]), field in NUMBERS) for field in SHOWN]
         rows = [
-            [
-                _axes(row) if field == "axes" else _cell(field, getattr(row, field))
-                for field in SHOWN
-            ]
+            [_axes(row) if field == "axes" else cell(field, getattr(row, field)) for field in SHOWN]
             for row in self
         ]
         return Content(self._title(self._what()), columns, rows)
@@ -424,27 +247,6 @@ def _axes(row: Collective) -> Cell:
     if row.axes == UNMATCHED:
         return Said("{axes} within {others}", axes="?", others=words(row.within))
     return words(row.axes)
-
-
-def _total(rows: Sequence[Collective]) -> Totals:
-    def add(values: list[Any]) -> Any:
-        return None if None in values else sum(values)
-
-    def times(row: Collective, value: float | None) -> Any:
-        if value is None or row.executions is None:
-            return None
-        return value * row.executions
-
-    return Totals(
-        add([row.executions for row in rows]),
-        add([times(row, row.payload_bytes) for row in rows]),
-        add([times(row, row.wire_bytes) for row in rows]),
-    )
-
-
-def _minus(new: Totals, old: Totals) -> Totals:
-    pairs: Any = zip(new, old, strict=True)
-    return Totals(*(None if None in pair else pair[0] - pair[1] for pair in pairs))
 
 
 def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Collectives:
@@ -487,6 +289,28 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
     Warns:
       UnparsedCollectiveWarning: a line that mentions a collective and cannot be read.
     """
+    found = read(compiled, mesh, "collectives")
+    rows = [row for _, values in found.moves for row in values]
+    return Collectives(rows, found.axis_sizes, found.by, found.widened)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A program, and each collective that runs with the values that it exchanges.
+
+    ``by`` says whose program it is, and ``platform`` what it was compiled for; a text does not.
+    """
+
+    program: hlo.Program
+    moves: list[tuple[programs.Found, list[Collective]]]
+    axis_sizes: dict[str, int]
+    by: Said
+    platform: str | None
+    widened: Widened
+
+
+def read(compiled: Any, mesh: Mesh | AbstractMesh | None, function: str) -> Reading:
+    """Read a program as ``collectives`` does, for the public function of this name."""
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(_advice.says(mesh, _advice.MESH, "mesh="))
     text, program = programs.program(compiled)
@@ -506,22 +330,21 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
     own = {(m.axis_names, m.devices.shape, tuple(m.devices.flat)): m for m in meshes}
     if mesh is None and len(own) == 1:
         (mesh,) = own.values()
-    if mesh is None:
-        if found:
-            told = "a program given as text names no mesh"
-            if not isinstance(compiled, str):
-                many = f"{len(own) or 'no'} mesh{'es' * (len(own) > 1)}"
-                told = f"the inputs and outputs of this program name {many}"
-            raise ValueError(f"{told}: pass the one to use, collectives(compiled, mesh)")
-        return Collectives([], {}, by)
-    if not found:
-        return Collectives([], dict(mesh.shape), by)
+    if mesh is None and found:
+        told = "a program given as text names no mesh"
+        if not isinstance(compiled, str):
+            many = f"{len(own) or 'no'} mesh{'es' * (len(own) > 1)}"
+            told = f"the inputs and outputs of this program name {many}"
+        raise ValueError(f"{told}: pass the one to use, {function}(compiled, mesh)")
+    sizes = dict(mesh.shape) if mesh is not None else {}
+    if mesh is None or not found:
+        return Reading(program, [], sizes, by, platform, Widened())
     programs.check_size(program, mesh)
     named = None if isinstance(compiled, str) else list(own.values())
     order = next(filter(None, map(_compat.device_order, shardings)), None)
     grid = programs.positions(mesh, named, order)
     sources = hlo.Sources(text)
-    rows: list[Collective] = []
+    moves: list[tuple[programs.Found, list[Collective]]] = []
     for each in found:
         line = each.instruction.line
         kind, values, groups = programs.read(program, each.instruction, each.where, grid.size)
@@ -529,7 +352,7 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
             _warn(line)
             continue
         axes, within = programs.match(groups, kind, mesh.axis_names, grid)
-        rows += [
+        rows = [
             Collective(
                 kind=kind,
                 axes=axes,
@@ -537,7 +360,7 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
                 shape=value[1],
                 payload_bytes=hlo.nbytes(value) if axes else 0,
                 executions=each.executions,
-                inside_loop=each.inside,
+                inside_loop=each.loop is not None,
                 op_name=hlo.op_name(line),
                 source_line=sources.find(line),
                 within=within,
@@ -545,7 +368,8 @@ def collectives(compiled: Any, mesh: Mesh | AbstractMesh | None = None) -> Colle
             )
             for value in values
         ]
-    return Collectives(rows, dict(mesh.shape), by, widened(program, text, platform))
+        moves.append((each, rows))
+    return Reading(program, moves, sizes, by, platform, widened(program, text, platform))
 
 
 def diff(a: Any, b: Any) -> Table:
@@ -587,7 +411,7 @@ def diff(a: Any, b: Any) -> Table:
     old, new = ordered(one), ordered(two)
     changes: dict[Any, Totals] = {}
     for key in dict.fromkeys([*old, *new]):
-        change = _minus(new.get(key, NOTHING), old.get(key, NOTHING))
+        change = minus(new.get(key, NOTHING), old.get(key, NOTHING))
         if any(value != 0 for value in change):
             changes[key] = change
     what = Said("Second program minus first" if changes else "No difference")
@@ -596,4 +420,4 @@ def diff(a: Any, b: Any) -> Table:
 
 def _warn(line: str) -> None:
     message = f"not counted, cannot read: {line[:300]}"
-    warnings.warn(message, UnparsedCollectiveWarning, stacklevel=3)
+    warnings.warn(message, UnparsedCollectiveWarning, stacklevel=4)

@@ -335,16 +335,11 @@ def _is(pattern: Any, dims: Shape, op_name: str, source: str | None) -> bool:
 
 def _made(program: hlo.Program) -> Iterator[tuple[hlo.Instruction, list[hlo.Instruction]]]:
     """Each instruction that makes values, with those around it that may say what it is for."""
-    callers: dict[str, tuple[str, hlo.Instruction]] = {}
-    for where, computation in program.computations.items():
-        for instruction in computation.values():
-            for _, target in instruction.called():
-                callers.setdefault(target, (where, instruction))
     for where, computation in program.computations.items():
         around: list[hlo.Instruction] = []
         at = where
-        while at in callers and len(around) < len(program.computations):
-            at, caller = callers[at]
+        while (found := program.caller(at)) and len(around) < len(program.computations):
+            at, caller = found
             around.append(caller)
         for instruction in computation.values():
             opcode, called = instruction.opcode, [name for _, name in instruction.called()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -63,6 +64,19 @@ class Program:
     def instructions(self) -> Iterator[Instruction]:
         """Every instruction of every computation."""
         return (i for c in self.computations.values() for i in c.values())
+
+    def caller(self, name: str) -> tuple[str, Instruction] | None:
+        """The first instruction that calls a computation, and where it stands; None: the entry."""
+        return self._callers.get(name)
+
+    @functools.cached_property
+    def _callers(self) -> dict[str, tuple[str, Instruction]]:
+        found: dict[str, tuple[str, Instruction]] = {}
+        for where, computation in self.computations.items():
+            for instruction in computation.values():
+                for _, target in instruction.called():
+                    found.setdefault(target, (where, instruction))
+        return found
 
 
 def root(computation: Computation) -> Instruction:

@@ -30,13 +30,21 @@ _MENTION = re.compile(  # an opcode that is, or looks like, one of these
 
 
 @dataclass(frozen=True)
+class Loop:
+    """A loop around a collective, the innermost, and how often one run of it repeats its body."""
+
+    name: str
+    trips: int | None
+
+
+@dataclass(frozen=True)
 class Found:
     """A collective that runs."""
 
     instruction: hlo.Instruction
     where: str  # its computation
     executions: int | None
-    inside: bool  # a loop
+    loop: Loop | None
     counts: bool = True  # False: another branch of a conditional does the same
 
 
@@ -57,16 +65,16 @@ def program(compiled: Any) -> tuple[str, hlo.Program]:
 
 def executed(program: hlo.Program) -> tuple[list[Found], list[str]]:
     """The collectives that run, and the lines that mention one but were not reached."""
-    found = list(_walk(program, program.entry, 1, False))
+    found = list(_walk(program, program.entry, 1, None))
     reached = {each.instruction for each in found}
     lost = [line for line in program.unread if _MENTION.search(line)]
-    every = filter(_collective, program.instructions())
+    every = filter(is_collective, program.instructions())
     lost += [instruction.line for instruction in every if instruction not in reached]
-    again = _carried_on(program)
+    again = {inside for chain in chains(program).values() for _, inside in chain.carried}
     return [one for one in found if one.counts and one.instruction not in again], lost
 
 
-def _collective(instruction: hlo.Instruction) -> bool:
+def is_collective(instruction: hlo.Instruction) -> bool:
     """Is it, or may it be, a collective? Not its end, nor a transfer to the host."""
     return (
         bool(_MENTION.match(instruction.opcode + "("))
@@ -75,26 +83,28 @@ def _collective(instruction: hlo.Instruction) -> bool:
     )
 
 
-def _walk(program: hlo.Program, name: str, executions: int | None, inside: bool) -> Iterator[Found]:
+def _walk(
+    program: hlo.Program, name: str, executions: int | None, around: Loop | None
+) -> Iterator[Found]:
     """The collectives of one computation and of what it calls, in the text's order."""
     for instruction in program.computations.get(name, {}).values():
         opcode, called = instruction.opcode, instruction.called()
-        if _collective(instruction):
-            yield Found(instruction, name, executions, inside)
+        if is_collective(instruction):
+            yield Found(instruction, name, executions, around)
         if opcode.endswith(("-done", "-update")):
             continue  # what they call was called by the start
         if opcode == "conditional":
-            branches = [list(_walk(program, b, executions, inside)) for _, b in called]
+            branches = [list(_walk(program, b, executions, around)) for _, b in called]
             yield from _one_of(program, branches) if branches else ()
             continue
-        trips = _trips(program, name, instruction) if opcode == "while" else None
+        turns = trips(program, name, instruction) if opcode == "while" else None
         for key, target in called:
-            runs, loop = executions, inside
+            runs, loop = executions, around
             if opcode == "while":
                 # A condition is evaluated once more than its body runs.
                 more = int(key == "condition")
-                runs = None if runs is None or trips is None else runs * (trips + more)
-                loop = True
+                runs = None if runs is None or turns is None else runs * (turns + more)
+                loop = Loop(instruction.name, turns)
             yield from _walk(program, target, runs, loop)
 
 
@@ -106,7 +116,7 @@ def _one_of(program: hlo.Program, branches: list[list[Found]]) -> Iterator[Found
         if not values:
             return one.instruction
         alike = frozenset(map(frozenset, groups or ())) if kind not in PAIRWISE else groups
-        return kind, tuple(values), alike, one.executions, one.inside
+        return kind, tuple(values), alike, one.executions, one.loop is not None
 
     counted = [Counter(map(same, branch)) for branch in branches]
     common = counted[0].copy()
@@ -122,7 +132,7 @@ def _one_of(program: hlo.Program, branches: list[list[Found]]) -> Iterator[Found
                 yield dataclasses.replace(one, executions=None)
 
 
-def _trips(program: hlo.Program, name: str, loop: hlo.Instruction) -> int | None:
+def trips(program: hlo.Program, name: str, loop: hlo.Instruction) -> int | None:
     """How often a loop runs: as the compiler says, or as its counter shows."""
     if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
         return int(found[1])
@@ -160,28 +170,40 @@ def _trips(program: hlo.Program, name: str, loop: hlo.Instruction) -> int | None
     return None
 
 
-def _carried_on(program: hlo.Program) -> set[hlo.Instruction]:
-    """Collectives that carry on, inside a fusion, what another fusion has started.
+@dataclass
+class Chain:
+    """A collective that several fusions of one computation carry, begun by the first of them."""
+
+    where: str  # the computation of these fusions
+    start: hlo.Instruction
+    carried: list[tuple[hlo.Instruction, hlo.Instruction]]  # fusion, and the collective in it
+
+
+def chains(program: hlo.Program) -> dict[hlo.Instruction, Chain]:
+    """By the collective inside the first fusion: the fusions that carry it on.
 
     Compiled for TPU, a collective may begin in one fusion, go on in others that compute
     something else, and end in one more; each of them holds the collective once. They are
     told by the values that are handed on: a fusion that takes the state which a start
     returned, and exchanges the value that the start exchanges.
     """
-    again = set[hlo.Instruction]()
-    for here in program.computations.values():
+    found: dict[hlo.Instruction, Chain] = {}
+    for where, here in program.computations.items():
         fusions = [(i, _fused(program, i)) for i in here.values() if i.opcode == "fusion"]
         begun = {
-            fusion.name: set(_exchanges(program, here, fusion))
+            fusion.name: _exchanges(program, here, fusion)
             for fusion, within in fusions
             if any(_START in i.line for i in within.values())
         }
+        for name, started in begun.items():
+            found |= {inside: Chain(where, here[name], []) for inside in started.values()}
         for fusion, _ in fusions if begun else ():
             takes = {_origin(program, here, name)[0] for name in fusion.operands}
-            mine = set[Hashable]().union(*(begun[name] for name in takes & set(begun)))
             exchanges = _exchanges(program, here, fusion)
-            again |= {inside for key, inside in exchanges.items() if key in mine}
-    return again
+            for name in begun:
+                for key in set(begun[name]) & set(exchanges) if name in takes else ():
+                    found[begun[name][key]].carried.append((fusion, exchanges[key]))
+    return found
 
 
 _START = 'custom_call_target="AsyncCollectiveStart"'
@@ -196,7 +218,7 @@ def _exchanges(
 ) -> dict[Hashable, hlo.Instruction]:
     """The collectives inside a fusion, by what they exchange and how."""
     within, found = _fused(program, fusion), dict[Hashable, hlo.Instruction]()
-    for inside in filter(_collective, within.values()):
+    for inside in filter(is_collective, within.values()):
         values = tuple(_outside(program, here, fusion, name) for name in inside.operands)
         how = hlo.numbers("dimensions", inside.attributes), hlo.groups(inside.attributes, 0)
         found[inside.opcode, values, inside.arrays, str(how), hlo.pairs(inside.line)] = inside

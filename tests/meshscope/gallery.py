@@ -181,7 +181,7 @@ def drawings():
 
 def on_devices(x):
     """A drawing of an array, or a mesh, with made-up devices in place of coordinates."""
-    from meshscope import _placement, _show
+    from meshscope import _in_characters, _placement, _scene, _show, _svg
 
     (here,) = (placement for _, placement in _placement.leaves(x))
     sizes = [size for _, size in here.mesh]
@@ -195,9 +195,9 @@ def on_devices(x):
                      if all(one in (":", str(n)) for one, n in zip(asked, at)))  # fmt: skip
 
     here = dataclasses.replace(here, blocks={block: held(block) for block in here.blocks}, keys="")
-    scene = _show._Scene(here, [])
-    svg = _show._svg([_show._picture(scene, {})])
-    return _show.Drawing(svg, _show._words(scene), (svg,))
+    scene = _scene.Scene(here, [])
+    svg = _svg.svg([_svg.picture(scene, {})])
+    return _show.Drawing(svg, _in_characters.as_text(scene), (svg,))
 
 
 def tables():

@@ -23,7 +23,7 @@ from test_drawing import Picture, check, read_svg, read_text, words
 
 import meshscope as ms
 from meshscope import PALETTE as COLOURS
-from meshscope import _compat, _show
+from meshscope import _compat, _scene, _svg
 from meshscope._placement import place
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
@@ -254,7 +254,7 @@ def test_many_devices_in_one_block_stand_in_rows():
     here = place(shape_of((8, 16), P(), AbstractMesh((16,), ("data",), axis_types=(AUTO,))))
     ids = tuple(map(str, range(16)))
     here = dataclasses.replace(here, blocks={block: ids for block in here.blocks})
-    svg = _show._svg([_show._picture(_show._Scene(here, []), {})])
+    svg = _svg.svg([_svg.picture(_scene.Scene(here, []), {})])
     group = re.search(r'<g class="ms-ids"[^>]*>(.*?)</g>', svg)[1]
     spots = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>(\d+)</text>', group)
     rows = [
