@@ -16,15 +16,11 @@ import json
 import linecache
 import math
 import os
-import re
 import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from meshscope._hlo import Instruction
+from typing import Any
 
 ENDED = "-- what failed --"
 OTHERS = "BOOK_OTHER_COMPILERS"  # the folder that libtpu and XLA's GPU plugin were installed into
@@ -138,53 +134,18 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
     }
 
 
-MATMUL = re.compile(r"gemm|cublas")  # in the name of a fusion, or of the library that is called
+def schedule(program: Any, mesh: Any) -> list[list[Any]]:
+    """What runs beside the collectives of a program's loops, as meshscope reads it.
 
-
-def is_matmul(instruction: Instruction) -> bool:
-    target = instruction.line.partition("custom_call_target=")[2]
-    return instruction.opcode == "dot" or bool(MATMUL.search(f"{instruction.name} {target}"))
-
-
-def schedule(text: str) -> list[list[Any]]:
-    """What runs beside the collectives of the program's loops, of scheduled text that XLA made for GPU.
-
-    A program is issued in the order of its lines, and an asynchronous collective has two, `-start` and
-    `-done`: the device computes what stands between while it is sent. For each collective of each loop
-    that the entry runs, in order: the number of the loop, its kind, the shape of its largest array, and
-    which matmuls of the loop, counted from 0, stand between its two lines; none if it has one line,
-    which the device waits for.
+    For each collective of a loop, in order: the number of the loop, its kind, the shape of its
+    largest value, and which matmuls of the loop, counted from 0, stand between its two lines; none
+    if it has one line, which the device waits for.
     """
-    from meshscope._hlo import parse
-    from meshscope._programs import KINDS
+    import meshscope as ms
 
-    program = parse(text)
-    called = [
-        name
-        for instruction in program.computations[program.entry].values()
-        if instruction.opcode == "while"
-        for key, name in instruction.called()
-        if key == "body"
-    ]
-    found: list[list[Any]] = []
-    for number, loop in enumerate(called):
-        running: dict[str, list[Any]] = {}
-        matmuls = 0
-        for instruction in program.computations[loop].values():
-            kind = instruction.opcode.removesuffix("-start")
-            if kind in KINDS:
-                shapes = [list(dims) for _, dims in instruction.arrays]
-                row: list[Any] = [number, kind, max(shapes, key=math.prod, default=[]), []]
-                found.append(row)
-                if kind != instruction.opcode:
-                    running[instruction.name] = row
-            elif instruction.opcode.endswith("-done"):
-                running.pop(instruction.operands[0], None)
-            elif is_matmul(instruction):
-                for row in running.values():
-                    row[-1].append(matmuls)
-                matmuls += 1
-    return found
+    rows = [row for row in ms.overlap(program, mesh) if row.loop]
+    loops = list(dict.fromkeys(row.loop for row in rows))
+    return [[loops.index(row.loop), row.kind, list(row.shape), list(row.matmuls)] for row in rows]
 
 
 @functools.cache  # a process registers it once
@@ -216,7 +177,7 @@ def elsewhere(
 
     try:
         program = compiled()
-        order = {"schedule": schedule(program.as_text())} if with_schedule else {}
+        order = {"schedule": schedule(program, mesh)} if with_schedule else {}
         return account(program, mesh) | order
     except jax.errors.JaxRuntimeError as error:
         return {"refused": str(error).strip().splitlines()[0]}
