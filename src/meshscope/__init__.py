@@ -25,6 +25,10 @@ from ._collectives import (
 from ._full_copies import FullCopies, FullCopy, assert_no_full_copy, full_copies
 from ._memory import Leaf, Memory, ProgramMemory, memory
 from ._overlap import Overlap, Overlaps, overlap
+from ._plan import Plan, plan
+from ._plan_chips import CHIPS, Chip
+from ._plan_outcome import Outcome
+from ._plan_step import Step
 from ._show import Drawing, show
 from ._svg import PALETTE
 from ._totals import Table, Totals
@@ -32,6 +36,8 @@ from ._totals import Table, Totals
 __version__ = "0.1.0"
 
 __all__ = [
+    "CHIPS",
+    "Chip",
     "Collective",
     "Collectives",
     "Drawing",
@@ -39,10 +45,13 @@ __all__ = [
     "FullCopy",
     "Leaf",
     "Memory",
+    "Outcome",
     "Overlap",
     "Overlaps",
     "PALETTE",
+    "Plan",
     "ProgramMemory",
+    "Step",
     "Table",
     "Totals",
     "UnparsedCollectiveWarning",
@@ -52,5 +61,6 @@ __all__ = [
     "full_copies",
     "memory",
     "overlap",
+    "plan",
     "show",
 ]
