@@ -1,6 +1,6 @@
 """The page "Gradients in Explicit mode: unreduced, reduced, and one sum a step"."""
 
-import functools
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 import meshscope as ms
 from many_devices.compiled import stored_program
 from many_devices.helpers import attempt, put, traffic, type_of
-from pages import check_exercise, compiled_for_cpu, exercises_of
+from pages import cells_of, check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "07b-explicit-gradients"
 P = jax.P
@@ -25,7 +25,7 @@ def mesh():
         yield mesh
 
 
-@functools.cache
+@cache
 def numbers(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape).astype("float32")
 
@@ -368,6 +368,142 @@ def test_adding_a_reduced_bias_to_sharded_rows_raises(page):
     b_F = put(np.ones(32, "float32"), page.mesh, "model")
     reduced = jax.reshard(b_F, P("model", reduced={"data"}))
     assert "reduced on" in " ".join(attempt(jnp.add, page.h_BF, reduced).split())
+
+
+# The page: the guard, new in JAX 0.12
+
+guarded_since_0_12 = pytest.mark.skipif(
+    RELEASE < (0, 12), reason="jax.sharding.no_collectives is new in JAX 0.12"
+)
+FORBIDDEN = "Collective across axis 'data' is forbidden by `no_collectives`"
+
+
+def without_collectives(function, axes=("data",)):
+    """The function, with collectives along these axes forbidden while it is traced."""
+
+    def guarded(*inputs):
+        with jax.sharding.no_collectives(set(axes)):
+            return function(*inputs)
+
+    return guarded
+
+
+def test_the_guard_is_there_since_0_12():
+    """jax.sharding.no_collectives is new in JAX 0.12."""
+    assert hasattr(jax.sharding, "no_collectives") == (RELEASE >= (0, 12))
+
+
+def test_without_the_guard_the_page_says_so(page, monkeypatch, capsys):
+    """On an older release the cell prints one sentence, and the rest of the page runs."""
+    monkeypatch.delattr(jax.sharding, "no_collectives", raising=False)
+    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "forbidden"]
+    exec(cell.source, dict(page.variables))
+    assert "has no jax.sharding.no_collectives: it came in 0.12" in capsys.readouterr().out
+
+
+def test_the_unreduced_loss_is_the_loss_and_has_its_gradient(page):
+    """Added up it is the mean, and weights that are marked or not have the mean's gradient."""
+    found = page.unreduced_loss(page.weights, page.big_x_BD)
+    assert str(jax.typeof(found)) == "float32[]{U:data}"
+    wanted = jax.jit(page.stack_loss)(page.weights, page.big_x_BD)
+    np.testing.assert_allclose(jax.reshard(found, P()), wanted, rtol=1e-5)
+    direct = jax.jit(jax.grad(page.stack_loss))(page.weights, page.big_x_BD)
+    for weights in (page.weights, page.marked_weights):
+        gradients = jax.jit(jax.grad(page.unreduced_loss))(weights, page.big_x_BD)
+        for name in direct:
+            gradient = jax.reshard(gradients[name], P(*page.specs[name]))
+            np.testing.assert_allclose(gradient, direct[name], atol=1e-6)
+
+
+@guarded_since_0_12
+def test_the_guard_refuses_the_loop_with_plain_weights(page):
+    """Under jit and without it, JAX raises at the product that sums a gradient over data."""
+    for function in (page.guarded, jax.jit(page.guarded)):
+        with pytest.raises(Exception, match="contracts over axis 'data'") as raised:
+            function(page.weights, page.zeros, page.big_x_BD)
+        assert type(raised.value).__name__ == "ForbiddenCollectiveError"
+        assert FORBIDDEN in str(raised.value)
+
+
+@guarded_since_0_12
+@compiled_for_cpu
+def test_the_guarded_loop_with_marked_weights_passes_and_each_matrix_is_summed_once(page):
+    """Compiled for CPU: nothing along data in the loop, and one all-reduce for each matrix after."""
+
+    def step(weights, x_BD):
+        zeros = page.marked(jax.tree.map(jnp.zeros_like, weights), unreduced={"data"})
+        total = page.guarded(page.marked(weights, reduced={"data"}), zeros, x_BD)
+        return {name: jax.reshard(total[name], P(*page.specs[name])) / page.M for name in total}
+
+    assert page.after("forbidden").moves.by("axes").bytes(("data",)) == 0
+    moves = traffic(step, page.weights, page.big_x_BD, mesh=page.mesh)
+    sums = [move for move in moves if "data" in move.axes]
+    assert [(move.kind, move.executions) for move in sums] == [("all-reduce", 1)] * 2
+    assert sum(move.payload_bytes for move in sums) == own_part(page)
+    direct = jax.jit(jax.grad(page.stack_loss))(page.weights, page.big_x_BD)
+    for name, gradient in jax.jit(step)(page.weights, page.big_x_BD).items():
+        np.testing.assert_allclose(gradient, direct[name], atol=1e-6)
+
+
+@guarded_since_0_12
+def test_the_guard_refuses_the_mean_of_a_loss(page):
+    """It adds up rows of different devices; that it is one number makes no difference."""
+    with pytest.raises(Exception, match="`reduce_sum` loses sharding axis 'data'"):
+        without_collectives(jax.grad(page.stack_loss))(page.marked_weights, page.big_x_BD)
+
+
+@guarded_since_0_12
+def test_a_lost_mark_of_one_matrix_is_refused(page):
+    """One plain matrix among marked ones is enough."""
+    weights = {**page.marked_weights, "w_LFD": page.weights["w_LFD"]}
+    zeros = {**page.marked_zeros, "w_LFD": page.zeros["w_LFD"]}
+    with pytest.raises(Exception, match=FORBIDDEN):
+        page.guarded(weights, zeros, page.big_x_BD)
+
+
+@guarded_since_0_12
+def test_with_auto_axes_the_guard_refuses_nothing():
+    """A sum over sharded rows passes, and all-reduces."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        x_BD = put(numbers(8, 16), mesh, "data")
+        function = without_collectives(lambda x_BD: x_BD.sum(0))
+        assert traffic(function, x_BD, mesh=mesh).kinds == {"all-reduce"}
+
+
+@guarded_since_0_12
+@compiled_for_cpu
+@pytest.mark.parametrize(
+    "function", [lambda x: x[2:4], lambda x: jnp.concatenate([x, x])], ids=["slice", "concatenate"]
+)
+def test_what_keeps_its_axis_passes_and_sends_bytes(page, function):
+    """A slice of two rows and a concatenation pass the guard, and have collectives."""
+    assert traffic(without_collectives(function), page.x_BD, mesh=page.mesh)
+
+
+@guarded_since_0_12
+def test_around_the_pullback_alone_the_guard_refuses_nothing(page):
+    """A backward pass is checked under the guard of its forward pass, and under no other."""
+    x_BD, w_DF = page.x_BD, jax.reshard(page.w_DF, P(None, "model"))
+
+    def of_rows(w_DF):
+        return ((x_BD @ w_DF) ** 2).sum(1)  # of each row: nothing is summed along data
+
+    losses_B, pull_back = jax.vjp(of_rows, w_DF)
+    (gradient,) = without_collectives(pull_back)(losses_B)
+    assert str(jax.typeof(gradient)) == "float32[16,32@model]"  # summed along data
+    losses_B, pull_back = without_collectives(partial(jax.vjp, of_rows))(w_DF)
+    with pytest.raises(Exception, match=FORBIDDEN):
+        pull_back(losses_B)
+
+
+@guarded_since_0_12
+def test_the_guard_takes_a_set_and_a_misspelt_name_refuses_nothing(page):
+    """A name alone is a TypeError, and no mesh is asked for the names in a set."""
+    with pytest.raises(TypeError, match="as set or frozenset"):
+        jax.sharding.no_collectives("data").__enter__()
+    function = without_collectives(lambda x_BD: x_BD.sum(0), axes=("date",))
+    assert type_of(function, page.x_BD) == "float32[16]"
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -12,7 +12,7 @@ import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
 from many_devices.helpers import traffic
-from pages import check_exercise, compiled_for_cpu, exercises_of
+from pages import cells_of, check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "09b-fsdp-in-depth"
 P = jax.P
@@ -352,6 +352,98 @@ def test_with_remat_a_step_sends_12_bytes_a_number_and_with_the_remedy_8(page):
     for way, total in ((page.gather, 12), (page.sum_in_float32, 8)):
         asked = page.dtypes_asked(way)
         assert 2 * size[asked["all_gather"]] + size[asked["reduce_scatter"]] == total
+
+
+# The guard, new in JAX 0.12
+
+guarded_since_0_12 = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="jax.sharding.no_collectives is new in JAX 0.12"
+)
+FORBIDDEN = "Collective across axis 'data' is forbidden by `no_collectives`, but `psum` acts on"
+
+
+def test_without_the_guard_the_page_says_so(page, monkeypatch, capsys):
+    """On an older release the cell prints one sentence, and the rest of the page runs."""
+    monkeypatch.delattr(jax.sharding, "no_collectives", raising=False)
+    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "forbidden"]
+    exec(cell.source, dict(page.variables))
+    assert "has no jax.sharding.no_collectives: it came in 0.12" in capsys.readouterr().out
+
+
+def test_a_forgotten_bias_is_summed_in_bfloat16_by_a_psum_that_jax_adds(page):
+    """Without the guard it compiles: its gradient is summed in bfloat16, and the gathers' are not."""
+
+    def summed_in(use):
+        loss = partial(page.loss_of, run=partial(page.stack, use=use))
+        specs = {"in_specs": (page.pieces, P("data")), "out_specs": page.pieces}
+        step = jax.shard_map(jax.grad(loss), mesh=page.mesh, **specs)
+        x_BD, labels_B = page.digits_from(0)
+        text = jax.jit(step).lower(page.params, (x_BD.astype("bfloat16"), labels_B)).as_text()
+        line = r'"?stablehlo.(all_reduce|reduce_scatter).*?: \(tensor<[\dx]*x(\w+)>\)'
+        return dict(re.findall(line, text, re.DOTALL))
+
+    assert summed_in(page.bias_forgotten) == {"all_reduce": "bf16", "reduce_scatter": "f32"}
+    assert summed_in(page.gather_layer_in_bf16) == {"all_reduce": "f32", "reduce_scatter": "f32"}
+
+
+@guarded_since_0_12
+def test_the_guard_refuses_the_forgotten_bias(page):
+    """Of what the layer computes, only the bias's gradient needs a collective."""
+    with pytest.raises(Exception, match=FORBIDDEN) as raised:
+        page.guarded_step(page.bias_forgotten)(page.params, page.digits_from(0))
+    assert type(raised.value).__name__ == "ForbiddenCollectiveError"
+
+
+@guarded_since_0_12
+@compiled_for_cpu
+def test_the_guarded_step_with_its_cast_sends_and_computes_the_same(page):
+    """Compiled for CPU: gathers, scatters and the biases' all-reduce, and the same gradient."""
+    batch = page.digits_from(0)
+    step = page.guarded_step(page.gather_layer_in_bf16)
+    moves = traffic(step, page.params, batch, mesh=page.mesh)
+    assert moves.kinds == {"all-gather", "all-reduce", "reduce-scatter"}
+    expected = jax.grad(plain_loss)(page.params, batch)
+    assert_same(jax.jit(step)(page.params, batch), expected, rtol=0.1, atol=2e-3)
+
+
+@guarded_since_0_12
+def test_the_guard_refuses_a_gather_by_its_name_and_axis_index_passes(page):
+    """Inside shard_map a collective along the axis is refused; axis_index moves nothing."""
+
+    def traced(function):
+        def guarded(x_block):
+            with jax.sharding.no_collectives({"data"}):
+                return function(x_block)
+
+        specs = {"in_specs": P("data"), "out_specs": P("data")}
+        return jax.eval_shape(jax.shard_map(guarded, mesh=page.mesh, **specs), jnp.ones(8))
+
+    with pytest.raises(Exception, match="`all_gather` acts on axis 'data'"):
+        traced(partial(page.gather, axis=0))
+    traced(lambda x_block: x_block + jax.lax.axis_index("data"))
+
+
+@guarded_since_0_12
+def test_the_guard_refuses_a_mean_that_comes_after_the_gradient(page):
+    """Chapter 9's mistake: the gradient of a weight with P() is summed already, by JAX's psum."""
+
+    def error_of(w_DF, x_BD):
+        return jnp.mean(jnp.tanh(x_BD @ w_DF) ** 2)
+
+    def average_afterwards(gradient, w_DF, x_block_BD):
+        return jax.lax.pmean(gradient(w_DF, x_block_BD), "data")
+
+    def local(w_DF, x_block_BD):
+        with jax.sharding.no_collectives({"data"}):
+            return jax.grad(error_of)(w_DF, x_block_BD)
+
+    w_DF, x_BD = jnp.full((64, 16), 0.01), page.digits_from(0)[0]
+    on_rows = partial(jax.shard_map, mesh=page.mesh, in_specs=(P(), P("data")), out_specs=P())
+    gradient = jax.grad(error_of)
+    wrong = on_rows(partial(average_afterwards, gradient))(w_DF, x_BD)
+    np.testing.assert_allclose(wrong, 8 * gradient(w_DF, x_BD), rtol=1e-4, atol=1e-6)
+    with pytest.raises(Exception, match=FORBIDDEN):
+        on_rows(partial(average_afterwards, local))(w_DF, x_BD)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
