@@ -22,6 +22,7 @@ from ._collectives import (
     collectives,
     diff,
 )
+from ._expect import Bound, about, at_most, expect
 from ._full_copies import FullCopies, FullCopy, assert_no_full_copy, full_copies
 from ._memory import Leaf, Memory, ProgramMemory, memory
 from ._overlap import Overlap, Overlaps, overlap
@@ -36,6 +37,7 @@ from ._totals import Table, Totals
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bound",
     "CHIPS",
     "Chip",
     "Collective",
@@ -55,9 +57,12 @@ __all__ = [
     "Table",
     "Totals",
     "UnparsedCollectiveWarning",
+    "about",
     "assert_no_full_copy",
+    "at_most",
     "collectives",
     "diff",
+    "expect",
     "full_copies",
     "memory",
     "overlap",

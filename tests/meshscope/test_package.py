@@ -63,8 +63,8 @@ def test_every_docstring_says_what_its_parameters_are():
 
 def test_what_is_exported_is_what_is_public():
     modules = {path.stem for path in SOURCE.glob("*.py")}
-    assert all(name.startswith("_") for name in modules)
-    names = {name for name in vars(ms) if not name.startswith("_")}
+    assert {name for name in modules if not name.startswith("_")} == {"testing"}
+    names = {name for name in vars(ms) if not name.startswith("_")} - {"testing"}
     assert names == set(ms.__all__) and ms.__all__ == sorted(ms.__all__)
     for result in (
         ms.Memory,
@@ -119,6 +119,14 @@ def test_nothing_but_jax_is_needed():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             assert {name.partition(".")[0] for name in names} <= allowed, path.name
+
+
+def test_pytest_is_told_of_the_plugin():
+    """By the name of its module, so that `-p pytest_meshscope` does not load it a second time."""
+    project = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["entry-points"]["pytest11"] == {"pytest_meshscope": "pytest_meshscope"}
+    program = "import sys, meshscope.testing; assert 'pytest' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_importing_starts_no_backend():

@@ -32,7 +32,9 @@ class Package:
     sources: tuple[str, ...]
 
 
-MESHSCOPE = Package("meshscope", ".", ("src/meshscope", "pyproject.toml", "LICENSE"))
+MESHSCOPE = Package(
+    "meshscope", ".", ("src/meshscope", "src/pytest_meshscope.py", "pyproject.toml", "LICENSE")
+)
 COMPANION = Package(
     "many_devices", "companion", ("companion/many_devices", "companion/pyproject.toml")
 )
