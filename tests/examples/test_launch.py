@@ -2,7 +2,7 @@
 
 Stand-ins for `srun` and `ssh` take the place of the cluster: they start the very command of the file
 once for each rank, with SLURM's variables or without, on this machine. What needs packages of its own
-is checked by `make launchers`.
+is checked by `.ci/run launchers`.
 """
 
 import os

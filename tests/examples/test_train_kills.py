@@ -1,6 +1,6 @@
 """examples/train.py is killed again and again, while it starts, trains and saves, and loses nothing.
 
-Three kills in `make test`; `make kills` sets TRAIN_KILLS to twenty. TRAIN_SEED chooses other
+Three kills in `make test`; `.ci/run kills` sets TRAIN_KILLS to twenty. TRAIN_SEED chooses other
 moments, and where exactly a kill falls differs in any case.
 """
 

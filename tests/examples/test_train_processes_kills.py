@@ -1,6 +1,6 @@
 """examples/train.py as two processes: one is killed again and again, and nothing is lost.
 
-Three kills in `make test`; `make processes` sets TRAIN_PROCESS_KILLS to twenty. TRAIN_SEED chooses
+Three kills in `make test`; `.ci/run kills` sets TRAIN_PROCESS_KILLS to twenty. TRAIN_SEED chooses
 the process, the moment, and how many processes go on; where exactly a kill falls differs in any case.
 """
 

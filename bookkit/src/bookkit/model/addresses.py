@@ -6,11 +6,8 @@ on GitHub too.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from urllib.parse import unquote, urlencode
 
 from bookkit.model.book import Book
@@ -78,33 +75,3 @@ def report_url(book: Book, about: str, url: str) -> str:
     """Where a mistake is reported: a new issue that says where."""
     asked = {"template": "1-wrong.yml", "title": f"{about}: ", "where": url}
     return f"{book.repo}/issues/new?{urlencode(asked)}"
-
-
-@functools.lru_cache
-def beginnings(
-    site: str, repo: str, ref: str, pages: tuple[str, ...]
-) -> list[tuple[re.Pattern[str], str]]:
-    """What to look for, and what it has to begin with."""
-    anywhere, slug = r"https?://[^\s\"'<>()\[\]\\]*?", repo.removeprefix("https://github.com/")
-    notebooks = "https://colab.research.google.com/github/{}/blob/{}/notebooks/"
-    begins = {
-        rf"{anywhere}/(?:{'|'.join(map(re.escape, pages))})\.html": site,
-        rf"{anywhere}/_static/colab-badge\.svg": site,
-        rf"{anywhere}/{FOLDER}{FILE.pattern}": site,
-        r"(?<=\bSITE = \")https?://[^\"]+": site,  # in the setup cell
-        r"(?<=\bSITE = \\\")https?://[^\\\"]+": site,  # and in a notebook's JSON
-        notebooks.format(r"[\w.-]+/[\w.-]+", r"[\w.-]+"): notebooks.format(slug, ref),
-        rf"https://github\.com/[\w.-]+/{re.escape(PurePosixPath(slug).name)}\b": repo,
-        r"meshscope @ git\+[^\s\"']+": f"meshscope @ {site}{FOLDER}",
-    }
-    return [(re.compile(pattern), beginning) for pattern, beginning in begins.items()]
-
-
-def foreign(line: str, book: Book) -> Iterator[tuple[str, str]]:
-    """What names this book's pages, notebooks or package elsewhere, and what it should begin with."""
-    if "http" not in line:
-        return
-    for pattern, beginning in beginnings(book.site, book.repo, book.ref, tuple(book.pages)):
-        for found in pattern.findall(line):
-            if not found.startswith(beginning):
-                yield found, beginning

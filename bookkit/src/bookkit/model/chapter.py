@@ -1,7 +1,7 @@
 """Read the book's chapters into cells.
 
-A chapter is a page such as `book/01-mesh.md` with a jupytext header. Cells are counted from 1, Markdown and
-code together, as a reader counts them in Colab.
+A chapter is a page such as `book/01-mesh.md` with a jupytext header. Cells are counted from 1,
+Markdown and code together, as a reader counts them in Colab.
 """
 
 from __future__ import annotations

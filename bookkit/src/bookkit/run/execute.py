@@ -3,7 +3,7 @@
     bookkit execute                     what is missing from the cache
     bookkit execute book/02-variables   one chapter
     bookkit execute --list              say which are missing, run nothing
-    bookkit execute --fresh --out DIR   all of them anew, cache untouched, .ipynb into DIR
+    bookkit execute --out DIR           and write what their cells put out into DIR, as text
 
 An execution is kept in a jupyter-cache, `_build/executed/STACK/`, which Sphinx reads. It is found
 again by the code cells, their metadata and the kernel (jupyter-cache's key) and by STACK, a
@@ -394,10 +394,19 @@ def in_thread(work: Callable[[], Any]) -> None:
             loop.close()
 
 
-def write_notebooks(executed: Mapping[str, NotebookNode], folder: Path) -> None:
+def write_outputs(executed: Mapping[str, NotebookNode], folder: Path) -> None:
+    """PAGE.txt for each page, for `diff`. Cells tagged `timing` differ each time, and are left out."""
     folder.mkdir(parents=True, exist_ok=True)
     for page, notebook in executed.items():
-        nbformat.write(notebook, folder / f"{Path(page).name}.ipynb")
+        lines = []
+        for number, cell in enumerate(notebook.cells, 1):
+            if cell.cell_type != "code" or "timing" in cell.metadata.get("tags", []):
+                continue
+            lines.append(f"# cell {number}: {cell.source.strip().splitlines()[0]}")
+            for output in cell.outputs:
+                lines += output.get("traceback", [output.get("text", "")])
+                lines += [str(data) for _, data in sorted(output.get("data", {}).items())]
+        (folder / f"{Path(page).name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def missing(book: Book) -> list[str]:
@@ -414,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--workers", type=int, default=2, help="chapters at a time (2)")
     options.add_argument("--fresh", action="store_true", help="run all anew, leave the cache alone")
     options.add_argument("--list", action="store_true", help="name the chapters that would run")
-    options.add_argument("--out", type=Path, metavar="DIR", help="write the executed .ipynb here")
+    options.add_argument("--out", type=Path, metavar="DIR", help="write the outputs here, as text")
     chosen, book = options.parse_args(arguments), Book()
     pages = [re.sub(r"\.md$", "", page) for page in chosen.pages] or None
     unknown = set(pages or ()) - set(book.chapters)
@@ -425,4 +434,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     executed = execute(book, pages, workers=chosen.workers, fresh=chosen.fresh)
     if chosen.out:
-        write_notebooks(executed, chosen.out)
+        write_outputs(executed, chosen.out)
