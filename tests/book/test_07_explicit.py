@@ -449,6 +449,29 @@ def test_the_compilers_for_h100_and_tpu_send_the_same(compiler):
         assert sum(sent for *_, sent in stored_moves(f"accepted-{name}", compiler)) == size
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="jax.sharding.no_collectives is new in JAX 0.12"
+)
+def test_of_the_everyday_lines_the_guard_refuses_only_argmax(page):
+    """jax.sharding.no_collectives reads types, and the slices and concatenate keep their axes."""
+
+    def refused(function, array):
+        def guarded(array):
+            with jax.sharding.no_collectives({"data", "model"}):
+                return function(array)
+
+        try:
+            jax.eval_shape(guarded, array)
+        except Exception as error:
+            assert type(error).__name__ == "ForbiddenCollectiveError", error
+            return True
+        return False
+
+    lines = {line: (function, array) for line, (_, function, array) in page.everyday.items()}
+    lines["two_rows(x)"] = page.two_rows, page.x_BD
+    assert [line for line in lines if refused(*lines[line])] == ["h.argmax(axis=1)"]
+
+
 @compiled_for_cpu
 def test_one_assertion_catches_it(page):
     """`assert not traffic(…)` fails for two_rows, and passes for a function that moves nothing."""
