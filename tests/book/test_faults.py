@@ -55,6 +55,7 @@ def test_fault_is_noticed(name, fault):
     assert where == wanted, f"{where} noticed it first: {caught.value}"
 
 
+@pytest.mark.slow  # by day, tests/book/test_PAGE.py say the same
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAULTS],
