@@ -133,14 +133,8 @@ class Plan(Report):
                     found.append((n, kind, axes, *pair))
         return found
 
-    def tables(self) -> list[Content]:
-        """What is shown, table by table.
-
-        >>> import meshscope
-        >>> plan = meshscope.Plan((), meshscope.CHIPS["h100"], 80e9, "cpu", 8)
-        >>> [str(table.title).splitlines()[0] for table in plan.tables()]
-        ['Nothing fits into 80.0 GB: 8 devices, H100']
-        """
+    def _contents(self) -> list[Content]:
+        """What is shown, table by table."""
         found = [self._fits()]
         if rows := [
             [str(n), kind, ", ".join(axes), _gigabytes(pair[0]), _gigabytes(pair[1])]
@@ -194,7 +188,6 @@ class Plan(Report):
         compute = outcome.compute_seconds(self.chip)
         wire = outcome.wire_seconds(self.chip, self.as_compiled)
         sent = outcome.wire(self.as_compiled)
-        both = outcome.expected is not None and outcome.counted is not None
         return [
             str(n),
             outcome.table,
@@ -204,17 +197,17 @@ class Plan(Report):
             _milliseconds(None if wire is None else sum(wire)),
             _milliseconds(self.step_seconds(outcome)),
             _gigabytes(None if sent is None else sum(sent.values())),
-            _times(outcome) if both else Said("unknown"),
+            _times(outcome),
         ]
 
     def _content(self) -> Content:
         return self._fits()
 
     def __repr__(self) -> str:
-        return "\n\n".join(repr(_Shown(content)) for content in self.tables())
+        return "\n\n".join(repr(_Shown(content)) for content in self._contents())
 
     def _repr_html_(self) -> str:
-        parts = [_Shown(content)._repr_html_() for content in self.tables()]
+        parts = [_Shown(content)._repr_html_() for content in self._contents()]
         return "".join([parts[0], self.drawing.svg, *parts[1:]])
 
 
@@ -245,10 +238,11 @@ def _compute(seconds: float | None, repeats: float | None) -> Cell:
 
 def _times(outcome: Outcome) -> Cell:
     """How many times the closed form the compiled program sends."""
-    expected, counted = (
-        sum((outcome.expected or {}).values()),
-        sum((outcome.counted or {}).values()),
-    )
+    if outcome.expected is None:
+        return "-"  # the column before it says what is sent as compiled
+    if outcome.counted is None:
+        return number(None)
+    expected, counted = sum(outcome.expected.values()), sum(outcome.counted.values())
     return f"{counted / expected:.2f} ×" if expected else _gigabytes(counted)
 
 

@@ -20,6 +20,7 @@ from ._plan_chips import CHIPS
 from ._plan_compilers import COMPILERS
 from ._plan_results import Results
 
+RESTARTS = 20  # of the process that compiles
 EPILOG = """\
 FILE defines `step(mesh, rules)`, which returns jax.jit(train_step).trace(*shapes) or a
 meshscope.Step of that, and TABLES, rules by name: {"FSDP": {"batch": "data", "embed": "data"}}.
@@ -104,7 +105,9 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         return failed(str(error))
     around = environment(given.devices, given.compiler)
-    while (code := _run(command, around)) < 0:
+    for _ in range(RESTARTS):
+        if (code := _run(command, around)) >= 0:
+            return code
         stopped = Results(path).interrupted()
         name = signal.Signals(-code).name
         if stopped is None:
@@ -112,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
         stopped["error"] = f"the process that compiled it was ended by {name}"
         stopped["error"] += ", perhaps for want of memory" if name == "SIGKILL" else ""
         Results(path).add(stopped)
-    return code
+    return failed(f"compilers ended their process {RESTARTS} times: try fewer tables")
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
@@ -122,7 +125,6 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            process.wait()  # the terminal has interrupted it as well
             return failed("interrupted: run the same command to go on", 130)
         finally:
             signal.signal(signal.SIGTERM, before)

@@ -126,7 +126,7 @@ class Outcome:
         """
         return None if self.flops is None else self.flops / chip.flops
 
-    def wire(self, as_compiled: bool) -> Wire | None:
+    def wire(self, as_compiled: bool) -> dict[tuple[str, tuple[str, ...]], float] | None:
         """Bytes that one device sends: of the closed form, unless there is none or ``as_compiled``.
 
         >>> import meshscope

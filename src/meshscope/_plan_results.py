@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+_START = b'{"digest": "'  # of a line
 
 
 class Results:
@@ -28,7 +29,8 @@ class Results:
             try:
                 record = json.loads(line) if line.strip() else None
             except ValueError:
-                continue  # cut off in the middle
+                # One that was cut off in the middle is passed over.
+                record = None if line.startswith(_START[: len(line)]) else line
             if record is None:
                 continue
             if not isinstance(record, dict) or not isinstance(record.get("digest"), str):

@@ -58,7 +58,9 @@ class Step:
     activations: Mapping[tuple[str, Axes], float] = field(default_factory=dict)
     gathers: int = 2
 
-    def expected(self, mesh: Mesh | AbstractMesh) -> Sent | None:
+    def expected(
+        self, mesh: Mesh | AbstractMesh
+    ) -> dict[tuple[str, tuple[str, ...]], float] | None:
         """Payload bytes by kind and axes, in closed form; None without ``weights``.
 
         Take a weight of S bytes. Let f be the devices on the axes of the batch that it is
