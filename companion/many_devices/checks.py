@@ -12,6 +12,8 @@ def misplaced(model, mesh):
         names = weight.get_metadata().get("out_sharding")  # None if nobody annotated
         if names is None:
             lines.append(f"{name}: no annotation")
+        elif len(names) > weight.ndim:
+            lines.append(f"{name}: annotated {names}, too long for {weight.shape}")
         else:
             wanted = jax.NamedSharding(mesh, jax.P(*names))
             if not weight.sharding.is_equivalent_to(wanted, weight.ndim):
@@ -27,6 +29,8 @@ def assert_placed(model, mesh):
     state = nnx.state(model, nnx.Param)
     wanted = jax.tree.leaves(nnx.get_named_sharding(state, mesh))
     for (path, weight), sharding in zip(nnx.to_flat_state(state), wanted, strict=True):
+        if len(sharding.spec) > weight.ndim:
+            raise AssertionError(f"{path} has more axis names than dimensions")
         if not weight.sharding.is_equivalent_to(sharding, weight.ndim):
             found = getattr(weight.sharding, "spec", "whole on one device")
             raise AssertionError(f"{path} is sharded as {found}, not as {sharding.spec}")

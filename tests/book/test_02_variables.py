@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from many_devices.checks import misplaced
 from many_devices.compiled import stored_program
 from many_devices.helpers import put, traffic
 from pages import check_exercise, compiled_for_cpu, exercises_of
@@ -351,6 +352,16 @@ def test_misplaced_names_what_is_sharded_otherwise(page):
     assert page.misplaced(pair, page.mesh) == []
     pair.long.set_value(put(page.numbers, page.mesh, "model"))  # annotated ("model", None)
     assert pair.long.sharding.spec == P("model") and page.misplaced(pair, page.mesh) == []
+
+
+@pytest.mark.parametrize("annotation", [(None, "model"), ("model", None), P(None, None)])
+def test_misplaced_names_an_annotation_that_is_longer_than_the_shape(page, annotation):
+    """A vector with the annotation of a matrix is listed, also if all of it is whole."""
+    model = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0))
+    model.kernel = nnx.Param(np.ones(8), out_sharding=annotation, eager_sharding=False)
+    for check in (page.misplaced, misplaced):
+        line = f"kernel: annotated {annotation}, too long for (8,)"
+        assert check(model, page.mesh) == [line]
 
 
 # New values

@@ -533,6 +533,16 @@ def test_assert_placed_catches_the_old_table_of_names(page):
             page.assert_placed(page.init_layer_by(table), page.mesh)
 
 
+def test_assert_placed_names_a_weight_with_more_names_than_dimensions(page):
+    """A vector with the names of a matrix is an AssertionError, which says so."""
+    layer = nnx.Linear(8, 16, use_bias=False, rngs=nnx.Rngs(0))
+    layer.kernel = nnx.Param(np.ones(16), out_sharding=NAMES, eager_sharding=False)
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.rows):
+        for check in (page.assert_placed, checks.assert_placed):
+            raised = attempt(check, layer, page.mesh)
+            assert raised == "AssertionError: ('kernel',) has more axis names than dimensions"
+
+
 def test_assert_placed_finds_a_weight_that_was_assigned_elsewhere(page):
     """Of a model with specs, which needs no context, it finds a weight with another sharding."""
     model, _ = init(page, page.tables["FSDP"], page.meshes["FSDP"])
