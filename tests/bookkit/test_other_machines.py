@@ -228,7 +228,7 @@ def test_what_is_published_is_what_ci_built():
     publish = flows["ci.yml"]["jobs"]["publish"]
     assert publish["uses"] == "./.github/workflows/publish.yml" and set(publish["needs"]) == {
         "book",
-        "notebooks",
+        "oldest",
     }
     assert "github.ref == 'refs/heads/main'" in publish["if"] and "push" in publish["if"]
     assert list(flows["publish.yml"][True]) == ["workflow_call"]  # YAML reads `on` as true
