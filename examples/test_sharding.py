@@ -1,10 +1,14 @@
 """Hold a training step to its shardings, its collectives and its bytes, in your own CI.
 
-Copy this file, put your model between the two lines, change the numbers, and run `pytest`. The
-step is compiled from shapes and no array is made: a model of billions is tested like this one.
-Eight devices are simulated, so no accelerator is needed. When w_FD loses its sharding, it says
+Copy this file, put your model between the two lines, change the numbers, and run
+`pytest --update-sharding` once, then `pytest`. The step is compiled from shapes and no array is
+made: a model of billions is tested like this one. Eight devices are simulated, so no accelerator
+is needed. When w_FD loses its sharding, it says
 
     AssertionError: w_FD is stored as P(), not as P('data', None)
+
+and the last test shows what else changed, from `sharding_snapshots/step.txt`, which
+`pytest --update-sharding` writes for you to read and to commit. Both come with meshscope.
 """
 
 import os
@@ -72,11 +76,9 @@ def test_shardings(program):
 
 
 def test_collectives(program):
-    moved = ms.collectives(program, mesh).by("kind", "axes")
     both = 2 * KERNEL if n > 1 else 0
-    assert moved.bytes("all-gather", "data") == both  # weights, for the moment of use
-    assert moved.bytes("all-reduce", "data") == both  # gradients
-    assert {kind for kind, _ in moved} <= {"all-gather", "all-reduce"}  # and nothing else
+    weights, gradients = ("all-gather", "data"), ("all-reduce", "data")
+    ms.expect(program, {weights: both, gradients: both}, mesh)  # and nothing else
 
 
 def test_bytes(program):
@@ -84,3 +86,9 @@ def test_bytes(program):
     assert held.arguments == (2 * KERNEL + 4 * B * D) // n + 4  # weights, batch, step counter
     assert held.aliased == 2 * KERNEL // n + 4  # all of the state is donated
     assert held.temporaries < 5 * KERNEL  # gathered weights and their gradients, no third copy
+
+
+@pytest.mark.skipif(n != 8, reason="sharding_snapshots/step.txt was written with eight devices")
+def test_snapshot(program, sharding_snapshot):
+    """All of it as it was last looked at, also after an upgrade of JAX."""
+    sharding_snapshot(program, "step", mesh)

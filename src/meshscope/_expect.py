@@ -107,6 +107,7 @@ def expect(
         your source.
       TypeError, ValueError: as ``collectives`` does; a kind or an axis that does not exist.
     """
+    __tracebackhide__ = True  # pytest shows the test, and not what follows here
     rows = compiled if hasattr(compiled, "axis_sizes") else collectives(compiled, mesh)
     table = rows.by("kind", "axes")
     wanted: dict[tuple[str, frozenset[str]], tuple[str, int | Bound]] = {}

@@ -295,6 +295,7 @@ def assert_no_full_copy(
       TypeError: something other than a compiled program, or a leaf that is not on devices,
         with what to pass instead.
     """
+    __tracebackhide__ = True  # pytest shows the test, and not what follows here
     copies = full_copies(compiled, tree, exclude=exclude, stacked=stacked)
     if not copies:
         return

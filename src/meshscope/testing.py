@@ -123,7 +123,9 @@ def _placed(what: str, shapes: Any, shardings: Any) -> Iterator[_Row]:
             for args, named in (shapes, shardings)
         )
     leaves = _paths.leaves(shapes) if jax.tree.leaves(shapes) else []
-    places = jax.tree.leaves(shardings, is_leaf=lambda x: x is None)
+    places = jax.tree.structure(shapes).flatten_up_to(
+        shardings
+    )  # None: the program does not use it
     kinds = Counter[tuple[str, str]]()
     for (path, leaf), place in zip(leaves, places, strict=True):
         first, dot, rest = path.partition(".")
@@ -272,6 +274,7 @@ def assert_snapshot(
         your source; or no file.
       TypeError, ValueError: as ``snapshot`` does.
     """
+    __tracebackhide__ = True  # pytest shows the test, and not what follows here
     path = Path(file)
     new = snapshot(compiled, mesh, tree)
     old = path.read_text("utf-8") if path.exists() else None

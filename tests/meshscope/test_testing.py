@@ -62,6 +62,15 @@ def test_arguments_by_name_and_those_that_are_not_used():
     }
 
 
+def test_a_leaf_that_is_not_there_is_not_one_that_is_not_used():
+    tree = {"kernel": shape(P("data"), 8, 16), "bias": None, "spare": shape(P(), 4)}
+    program = compiled(lambda tree: tree["kernel"] + 1, tree)
+    assert [row[1:3] for row in rows(testing.snapshot(program), "input")] == [
+        ("0.kernel", "float32 (8, 16) P('data')"),
+        ("0.spare", "float32 (4) unused"),
+    ]
+
+
 def test_layers_of_a_list_share_a_line():
     tree = {"blocks": [{"w": shape(P("data"), 8, 16)} for _ in range(12)], "head": shape(P(), 3)}
     program = compiled(lambda tree: jax.tree.map(jnp.sin, tree), tree)
