@@ -537,6 +537,27 @@ def test_ppermute_in_the_order_of_the_mesh_moves_each_number_by_one(page):
     np.testing.assert_array_equal(page.moved, np.roll(np.arange(8), 1))
 
 
+# The maximum of an unreduced value
+
+
+def test_the_largest_of_unreduced_values_is_refused_or_the_largest_term(page):
+    """JAX 0.11.1 and 0.11.2 return 8, a term, in place of 32, the sum; others raise ValueError."""
+    with jax.set_mesh(page.typed_mesh):
+        if (0, 11, 1) <= jax.__version_info__ < (0, 12):
+            assert float(page.largest(page.h_BF, page.w_FD)) == 8
+        else:
+            for name in ("max", "min"):
+                with pytest.raises(ValueError):
+                    getattr(page.terms(page.h_BF, page.w_FD), name)()
+
+
+def test_the_largest_of_the_sums_is_right(page):
+    """After the reshard no mark is left, and the maximum is that of NumPy."""
+    wanted = np.asarray(page.h_BF) @ np.asarray(page.w_FD)
+    np.testing.assert_array_equal(page.after("largest-line").y_BD, wanted)
+    assert wanted.max() == 32
+
+
 # Averages of a padded batch
 
 
