@@ -48,7 +48,8 @@ endif
 faults: venv-test ## plant the listed mistakes in pages and see each one noticed (PAGE=… NAME=…: some, one)
 	@$(RUN) pytest tests/book/test_faults.py -n $(WORKERS) --dist loadgroup -k "$(or $(PAGE),test) and $(or $(NAME),test)"
 
-lint: venv-test ## the rules of pages, ruff, mypy (as on Windows too), codespell, actionlint, zizmor
+WORKFLOWS := .github/workflows/*.yml .github/examples/*.yml
+lint: venv-test ## the rules of pages, ruff, mypy (as on Windows too), spelling, workflows
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
@@ -56,7 +57,8 @@ lint: venv-test ## the rules of pages, ruff, mypy (as on Windows too), codespell
 	$(BIN)/codespell
 	$(RUN) bookkit lint
 	$(RUN) bookkit second-compiler --check
-	bookkit/check_workflows.sh $(VENV)
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/zizmor --offline --no-progress --quiet $(WORKFLOWS) .github/actions/*/action.yml
 
 sync: venv ## write what is made from book/: notebooks, setup cells, lists
 	@$(RUN) bookkit sync

@@ -170,9 +170,7 @@ def test_rule(rule, good, bad, piece):
     found = list(of_page(page, [RULES[rule]]))
     last = page.chapter.cells[-1].line + len(page.chapter.cells[-1].lines)
     assert any(piece in str(one) for one in found), f"{rule} does not see it: {found}"
-    assert all(
-        one.path == f"{page.chapter.page}.md" and 1 <= one.line <= last for one in found
-    )
+    assert all(one.path == f"{page.chapter.page}.md" and 1 <= one.line <= last for one in found)
 
 
 def test_a_finding_names_the_line():

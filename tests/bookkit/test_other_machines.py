@@ -21,10 +21,6 @@ WORKFLOWS = sorted(
     for folder in ("workflows", "examples")
     for path in (ROOT / ".github" / folder).glob("*.yml")
 )
-PREPARE = ROOT / ".github" / "actions" / "prepare" / "action.yml"
-OWN = "./"  # actions and workflows of this repository: the commit is the one that runs
-
-
 # `pytest --nbmake notebooks/` says what failed, and on what.
 
 
@@ -95,7 +91,9 @@ case "$2" in list) [ -z "$OPEN" ] || echo "$OPEN" ;; create | edit) cat "$(echo 
 def issue(tmp_path):
     (tmp_path / "gh").write_text(GH)
     (tmp_path / "gh").chmod(0o755)
-    (tmp_path / "report.txt").write_text("book/reference/run.md:9: https://example.org\n    broken: 404\n")
+    (tmp_path / "report.txt").write_text(
+        "book/reference/run.md:9: https://example.org\n    broken: 404\n"
+    )
 
     def run(outcome, number):
         (tmp_path / "log").write_text("")
@@ -128,56 +126,6 @@ def test_a_pass_closes_the_open_issue_and_otherwise_does_nothing(issue):
 
 
 # Settings that other programs read.
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_pin_every_action_by_commit_and_ask_for_little(path):
-    flow = yaml.safe_load(path.read_text("utf-8"))
-    assert flow["permissions"] in ({}, {"contents": "read"})  # a job may ask for more, by name
-    for name, job in flow["jobs"].items():
-        assert job.get("uses", "").startswith(OWN) or job["timeout-minutes"] > 0, name
-    verify_uses(path)
-
-
-def test_the_preamble_of_jobs_pins_its_actions_and_is_used_everywhere():
-    verify_uses(PREPARE)
-    for path in WORKFLOWS:
-        text = path.read_text("utf-8")
-        if path.parent.name == "workflows" and "setup-python" in text:
-            assert path.name == "release.yml", (
-                f"{path.name}: begin with {PREPARE.relative_to(ROOT)}"
-            )
-
-
-def verify_uses(path):
-    uses = re.findall(r"uses: (\S+)(.*)", path.read_text("utf-8"))
-    for action, comment in uses:
-        if action.startswith(OWN):
-            there = ROOT / action
-            assert there.exists(), f"{path.name}: {action}"
-            continue
-        assert re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+@[0-9a-f]{40}", action), action
-        assert re.match(r" # v\d+\.\d+\.\d+(?:\s|$)", comment), f"{action}: say which release it is"
-
-
-def test_each_action_has_one_version_everywhere():
-    pins = {}
-    for path in [*WORKFLOWS, PREPARE]:
-        for action, commit in re.findall(r"uses: ([\w./-]+)@(\w+)", path.read_text("utf-8")):
-            pins.setdefault(action, {})[commit] = path.name
-    assert {action: names for action, names in pins.items() if len(names) > 1} == {}
-
-
-def test_what_workflows_call_is_there():
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
-    for path in WORKFLOWS:
-        if path.parent.name == "examples":
-            continue
-        text = path.read_text("utf-8")
-        for target in re.findall(r"run: make (?:--[a-z-]+ )*([a-z-]+)", text):
-            assert target in targets, f"{path.name}: make {target}"
-        for script in re.findall(r"(?<![\w/.-])(?:\.ci|bookkit|tests)/[\w./-]+", text):
-            assert (ROOT / script).exists(), f"{path.name}: {script}"
 
 
 def steps_called(name):
@@ -220,95 +168,6 @@ def test_a_step_that_is_not_there_is_refused():
     )
 
 
-def test_what_is_published_is_what_ci_built():
-    flows = {
-        name: yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8"))
-        for name in ("ci.yml", "publish.yml")
-    }
-    publish = flows["ci.yml"]["jobs"]["publish"]
-    assert publish["uses"] == "./.github/workflows/publish.yml" and set(publish["needs"]) == {
-        "book",
-        "oldest",
-    }
-    assert "github.ref == 'refs/heads/main'" in publish["if"] and "push" in publish["if"]
-    assert list(flows["publish.yml"][True]) == ["workflow_call"]  # YAML reads `on` as true
-    words = json.dumps(flows["publish.yml"])
-    assert "make " not in words and "bookkit site" not in words and "deploy-pages" in words
-
-
-@pytest.mark.skipif(not shutil.which("sh"), reason="no sh")
-def test_a_missing_program_is_named_with_its_package(tmp_path):
-    """As anybody but root; apt-get is a stand-in that is never to be called."""
-    for name, text in {"id": "echo 1000", "apt-get": "touch called"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    need = [ROOT / ".ci" / "need", "no-such-program", "some-package"]
-    done = subprocess.run(
-        need,
-        cwd=tmp_path,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
-    assert (
-        done.returncode == 1
-        and "no-such-program was not found" in done.stderr
-        and "some-package" in done.stderr
-    )
-    assert not (tmp_path / "called").exists()
-    assert subprocess.run([ROOT / ".ci" / "need", "sh", "none"]).returncode == 0
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_root_installs_what_is_missing(tmp_path, works):
-    install = (
-        f"printf '#!/bin/sh\\n' > {tmp_path}/no-such-program && chmod +x {tmp_path}/no-such-program"
-        if works
-        else "exit 3"
-    )
-    for name, text in {
-        "id": "echo 0",
-        "apt-get": f'echo "$*" >> {tmp_path}/log\n[ "$1" = update ] || {{ {install}; }}',
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    need = [ROOT / ".ci" / "need", "no-such-program", "some-package"]
-    done = subprocess.run(
-        need, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True
-    )
-    assert (done.returncode == 0) == works, done.stderr
-    assert "install -qy --no-install-recommends some-package" in (tmp_path / "log").read_text()
-    assert works or "could not install the package some-package" in done.stderr
-
-
-def test_the_hook_checks_what_is_staged_and_fetches_nothing(tmp_path):
-    """In a repository whose commands are stand-ins that say how they were called."""
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    hook = [ROOT / ".githooks" / "pre-commit"]
-    done = subprocess.run(hook, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and "run make venv-test" in done.stderr
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name in ("ruff", "codespell", "bookkit"):
-        program = tmp_path / ".venv" / "bin" / name
-        program.write_text('#!/bin/sh\necho "${0##*/} $*" >> calls\n')
-        program.chmod(0o755)
-    (tmp_path / "book").mkdir()
-    for name, called in (
-        ("code.py", []),
-        ("book/01-a.md", ["bookkit sync --check", "bookkit lint book/01-a.md"]),
-    ):
-        (tmp_path / name).write_text("text")
-        subprocess.run(["git", "add", name], cwd=tmp_path, check=True)
-        (tmp_path / "calls").unlink(missing_ok=True)
-        assert subprocess.run(hook, cwd=tmp_path).returncode == 0
-        calls = (tmp_path / "calls").read_text().splitlines()
-        assert [
-            call for call in calls if call.startswith("bookkit")
-        ] == called and "codespell " in calls
-    (tmp_path / ".venv" / "bin" / "codespell").write_text("#!/bin/sh\nexit 65\n")
-    assert subprocess.run(hook, cwd=tmp_path).returncode == 65
-
-
 def test_containers_and_binder_use_the_pinned_python():
     python = (ROOT / ".python-version").read_text().strip()
     assert (ROOT / "runtime.txt").read_text().strip() == f"python-{python}"
@@ -318,17 +177,6 @@ def test_containers_and_binder_use_the_pinned_python():
         assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text("utf-8"), re.M), command
     own = [".", "./bookkit", "./companion"]  # Binder, too
     assert (ROOT / "requirements.txt").read_text().splitlines()[-3:] == own
-
-
-def test_no_tool_that_runs_on_windows_imports_what_only_posix_has():
-    """mypy checks calls; an import at the top of a module would fail before any message."""
-    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("bookkit/src/**/*.py")]:
-        found = re.findall(
-            r"^(?:import|from) (?:fcntl|resource|pwd|grp|pty|termios)\b",
-            path.read_text("utf-8"),
-            re.M,
-        )
-        assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 
 def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
