@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, overload
 
+from . import _compat
 from . import _hlo as hlo
 from . import _programs as programs
 from ._messages import Said
@@ -26,7 +27,7 @@ _CARRIES = {
 _CALLS = {
     *("fusion", "while", "conditional", "call", "async-start", "async-update", "async-done"),
 }
-SHOWN = 3  # lines of an error
+SHOWN = 5  # lines of an error
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,37 @@ class FullCopies(Report, Sequence[FullCopy]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def grouped(self) -> FullCopies:
+        """The same with one row for each leaf, shape and line of source: as short as it gets.
+
+        A training step makes many values of one shape at one line: products, casts, copies. A row
+        has the operation and dtype of the first of them, and the lines of all.
+
+        >>> import jax, meshscope
+        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+        >>> split, whole = (jax.NamedSharding(mesh, spec) for spec in (jax.P("data"), jax.P()))
+        >>> w = jax.ShapeDtypeStruct((48, 80), "float32", sharding=split)
+        >>> double = lambda w: (2 * w).astype("bfloat16")
+        >>> program = jax.jit(double, out_shardings=whole).lower(w).compile()
+        >>> copies = meshscope.full_copies(program, {"w": w})
+        >>> len(copies) > 1, len(copies.grouped())
+        (True, 1)
+        """
+        return FullCopies(
+            [
+                replace(rows[0], lines=tuple(line for row in rows for line in row.lines))
+                for rows in self._groups()
+            ]
+        )
+
+    def _groups(self) -> list[list[FullCopy]]:
+        """Rows of one leaf, shape and line of source, in the order of the first of each."""
+        groups: dict[Any, list[FullCopy]] = {}
+        for row in self:
+            key = row.paths, row.layer, _dimensions(row.found), row.source_line, row.or_piece_of
+            groups.setdefault(key, []).append(row)
+        return list(groups.values())
+
     def _content(self) -> Content:
         one = "1 kind of value is whole on a device" if self else "Nothing is whole on a device"
         title = "{count} kinds of values are whole on a device" if len(self) > 1 else one
@@ -141,7 +173,12 @@ class _Whole:
 
 
 def full_copies(
-    compiled: Any, tree: Any, *, exclude: Exclude | Iterable[Exclude] = (), stacked: bool = True
+    compiled: Any,
+    tree: Any,
+    *,
+    exclude: Exclude | Iterable[Exclude] = (),
+    stacked: bool = True,
+    min_bytes: int = 0,
 ) -> FullCopies:
     """List the values of a program that are as large as a whole leaf, or as one layer of it.
 
@@ -173,14 +210,16 @@ def full_copies(
         for layer in (False, True) if stack else (False,):
             whole, part = (shape[1:], piece[1:]) if layer else (shape, piece)
             pieces.setdefault(math.prod(part), {}).setdefault(_dimensions(part), path)
-            if whole != part and math.prod(whole):
+            large = not min_bytes or math.prod(whole) * _compat.bits(leaf.dtype) >= 8 * min_bytes
+            if whole != part and math.prod(whole) and large:
                 wholes.setdefault(math.prod(whole), []).append(
                     _Whole(path, whole, layer, str(leaf.dtype))
                 )
     if not wholes:
         raise ValueError(
-            "nothing to check, every leaf is whole on every device: pass arrays, or "
-            "jax.ShapeDtypeStructs with shardings, of which at least one is split"
+            "nothing to check, every leaf is whole on every device"
+            + (f" or smaller than min_bytes={min_bytes:,}" if min_bytes else "")
+            + ": pass arrays, or jax.ShapeDtypeStructs with shardings, of which at least one is split"
         )
     text, program = programs.program(compiled)
     if program.unread:
@@ -232,16 +271,22 @@ def full_copies(
     rows = [replace(row, lines=tuple(lines)) for row, lines in found.items()]
     dtypes = {(one.path, one.dtype) for many in wholes.values() for one in many}
 
-    def order(row: FullCopy) -> tuple[bool, int, bool]:
+    def order(row: FullCopy) -> tuple[bool, int, bool, bool]:
         """What is certain first, then the largest, then what looks like the leaf itself."""
-        other = not any((path, row.dtype) in dtypes for path in row.paths)
-        return row.or_piece_of is not None, -row.elements, other
+        shape = _dimensions(row.found) != _dimensions(row.shape)
+        dtype = not any((path, row.dtype) in dtypes for path in row.paths)
+        return row.or_piece_of is not None, -row.elements, shape, dtype
 
     return FullCopies(sorted(rows, key=order))
 
 
 def assert_no_full_copy(
-    compiled: Any, tree: Any, *, exclude: Exclude | Iterable[Exclude] = (), stacked: bool = True
+    compiled: Any,
+    tree: Any,
+    *,
+    exclude: Exclude | Iterable[Exclude] = (),
+    stacked: bool = True,
+    min_bytes: int = 0,
 ) -> None:
     """Assert that a program holds no leaf of a tree, and no layer of a stack, in one piece.
 
@@ -256,9 +301,11 @@ def assert_no_full_copy(
     ``memory(compiled).temporaries`` should be of the order of the pieces.
 
     In a program that makes or updates weights nothing else has as many elements, and every
-    copy is an error. In one with activations, gradients or data, other values may have: the
-    error names each by its operation and its line in your source, ``full_copies`` lists them
-    as a table, and ``exclude`` names those that you have looked at.
+    copy is an error. In one with activations, gradients or data, other values may have. The error
+    has one line for each shape and line of your source, the largest first, and
+    ``full_copies(...).grouped()`` shows all of them as a table; ``min_bytes`` leaves out the small
+    leaves, and ``exclude`` names what you have looked at. If many remain, compile with sizes that
+    no two dimensions share, such as a batch of 24 and a width of 80.
 
     >>> import jax, meshscope
     >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
@@ -284,6 +331,8 @@ def assert_no_full_copy(
       stacked: whether a leaf of three or more dimensions, of which the first is not split, is
         a stack of layers. False for kernels of convolutions and attention that are not
         stacked, if their slices raise false alarms.
+      min_bytes: leaves and layers that are smaller, counted whole, are not checked: biases and
+        norms of a training step have as many elements as many other values.
 
     Raises:
       AssertionError: a full copy, with the leaf's path, the shape that was found, the
@@ -296,16 +345,18 @@ def assert_no_full_copy(
         with what to pass instead.
     """
     __tracebackhide__ = True  # pytest shows the test, and not what follows here
-    copies = full_copies(compiled, tree, exclude=exclude, stacked=stacked)
-    if not copies:
+    groups = full_copies(
+        compiled, tree, exclude=exclude, stacked=stacked, min_bytes=min_bytes
+    )._groups()
+    if not groups:
         return
-    certain = [row for row in copies if row.or_piece_of is None]
-    shown = (certain or list(copies))[:SHOWN]
-    lines = [_line(row) for row in shown]
-    if len(copies) > len(shown):
-        lines.append(f"and {len(copies) - len(shown)} more, which full_copies lists")
+    certain = [rows for rows in groups if rows[0].or_piece_of is None]
+    shown = (certain or groups)[:SHOWN]
+    lines = [_line(rows) for rows in shown]
+    if more := len(groups) - len(shown):
+        lines.append(f"and {more} more, which full_copies(...).grouped() lists")
     told = "\n  ".join(lines)
-    first = shown[0]
+    first = shown[0][0]
     leaf = " or ".join(filter(None, first.paths)) or "the array"
     whose = f"{'one layer of ' * first.layer}{leaf} {shape_text(first.shape)}"
     if certain:
@@ -358,9 +409,14 @@ def _metadata(named: Sequence[hlo.Instruction], sources: hlo.Sources) -> tuple[s
     return "", None
 
 
-def _line(copy: FullCopy) -> str:
-    by = f" by {copy.op_name}" if copy.op_name else ""
-    at = f" at {copy.source_line}" if copy.source_line else ""
-    count = f", {len(copy.lines)} lines" if len(copy.lines) > 1 else ""
-    found = f"{copy.dtype}[{','.join(map(str, copy.found))}]"
-    return f"{found}{by}{at}{count}: {copy.lines[0]}"
+def _line(rows: Sequence[FullCopy]) -> str:
+    """One line of an error, for the rows of one leaf, shape and line of source."""
+    first = rows[0]
+    names = list(dict.fromkeys(row.op_name for row in rows if row.op_name))
+    others = [name.split("/")[-1] for name in names[1:SHOWN]] + ["..."] * (len(names) > SHOWN)
+    by = f" by {', '.join([names[0], *dict.fromkeys(others)])}" if names else ""
+    at = f" at {first.source_line}" if first.source_line else ""
+    lines = [line for row in rows for line in row.lines]
+    count = f", {len(lines)} lines" if len(lines) > 1 else ""
+    found = f"{first.dtype}[{','.join(map(str, first.found))}]"
+    return f"{found}{by}{at}{count}: {lines[0]}"

@@ -9,7 +9,7 @@ not needed here.
 >>> x = jax.ShapeDtypeStruct((8, 16), "float32", sharding=jax.NamedSharding(mesh, jax.P("data")))
 >>> compiled = jax.jit(lambda x: x.sum(0)).lower(x).compile()
 >>> print(meshscope.testing.snapshot(compiled).rstrip())
-# One run of this program on one device: `pytest --update-sharding` writes this file, jax ...
+# What a device takes, sends and holds in one run: `pytest --update-sharding` writes this file, jax ...
 program     on           cpu, data=8                -         -
 input       0            float32 (8, 16) P('data')  1         -
 output      result       float32 (16) P()           1         -
@@ -41,7 +41,7 @@ from ._tables import shape_text, words
 
 __all__ = ["assert_snapshot", "differences", "snapshot"]
 
-FIRST = "# One run of this program on one device: `pytest --update-sharding` writes this file"
+FIRST = "# What a device takes, sends and holds in one run: `pytest --update-sharding` writes this file"
 TOLERANCE = 0.1  # of scratch memory, which a compiler may lay out in another way
 COLUMNS = re.compile(r"\s{2,}")
 

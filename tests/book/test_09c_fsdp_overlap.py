@@ -1,12 +1,16 @@
 """The page "When a gather costs no time: tokens per device"."""
 
+import gzip
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
-from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
+from meshscope._totals import BESIDE
+from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of, source_of
 
 PAGE = "09c-fsdp-overlap"
 TEXT = source_of(PAGE).read_text("utf-8")
@@ -118,6 +122,34 @@ def test_gathering_ahead_puts_the_first_gather_beside_matmul_1(page):
     assert page.ahead[first] == "matmul 1"
     for transfer, matmul in page.default.items():
         assert transfer == first or page.ahead[transfer] == matmul
+
+
+@compiled_for_cpu
+def test_on_cpu_every_gather_of_the_loop_is_synchronous(page):
+    """Each of the six layers gathers its weight, and the table says that CPU starts none early."""
+    (row,) = page.overlap
+    assert (row.kind, row.axes, row.shape) == ("all-gather", ("fsdp",), (256, 256))
+    assert (row.trips, row.executions, row.beside) == (6, 6, "synchronous")
+    assert "XLA for CPU starts no collective early" in repr(page.overlap)
+
+
+def test_for_h100s_half_of_the_bytes_wait_and_half_are_sent_during_the_third_matmul():
+    """Six layers, compiled for eight H100s (tests/meshscope/fixtures/make_known.py)."""
+    kept = BOOK.parent / "tests" / "meshscope" / "fixtures" / "known" / "gpu" / "hidden_gathers.hlo.gz"
+    text = gzip.decompress(kept.read_bytes()).decode()
+    overlap = ms.overlap(text, jax.sharding.AbstractMesh((8,), ("data",)))
+    _, *table = repr(overlap.by("kind", "hidden", "beside")).splitlines()
+    assert "```text\n" + "\n".join(table) + "\n```" in TEXT
+    first, second = overlap
+    assert first.payload_bytes == second.payload_bytes == 3 * 2048 * 2048 * 2
+    assert first.matmuls == () and second.matmuls == (2,)
+
+
+def test_the_words_of_the_table_are_those_of_the_instrument():
+    """Each with what stands between the two lines (tests/meshscope/test_overlap.py)."""
+    table = TEXT.split("| beside it | What stands between the two lines |\n")[1].split("\n\n")[0]
+    words = [row.split("`")[1] for row in table.splitlines()[1:]]
+    assert sorted(words) == sorted(BESIDE)
 
 
 def rows_of_switches():

@@ -79,6 +79,12 @@ def test_a_planted_fault_is_noticed(tmp_path, fault):
     if fault == "a weight loses its sharding":
         message = re.search(r"AssertionError: .*", ast.get_docstring(ast.parse(SOURCE)))[0]
         assert re.search(rf"^E +{re.escape(message)}$", said, re.M), said
+        page = (lives.ROOT / "book" / "reference" / "how-it-is-tested.md").read_text("utf-8")
+        lines = page.split("Here a weight has lost its annotation:\n\n```text\n")[1].split("\n```")[
+            0
+        ]
+        difference = said.split("step.txt does not describe this program")[1]
+        assert re.findall(r"^E +([-+~] .*)$", difference, re.M) == lines.splitlines()
 
 
 MODEL = re.search(r"^class Model.*?(?=^def make)", SOURCE, re.M | re.S)[0]

@@ -233,12 +233,14 @@ CASES = {
         AssertionError, W + "float32[3840] by f/iota at b.py:7, 2 lines: %y = f32[3840]{0} iota()"),
     "many full copies": (
         lambda: ms.assert_no_full_copy(
-            text("\n  ".join(f"%y{n} = s{8 * n}[3840]{{0}} iota()" for n in (1, 2, 4, 8))),
+            text("\n  ".join(
+                f'%y{n} = s8[3840]{{0}} iota(), metadata={{op_name="f/iota" source_file="a.py" source_line={n}}}'
+                for n in range(1, 8))),
             shape(P("data"), 48, 80)),
         AssertionError,
-        "the array (48, 80) is whole in this program: int8[3840]: %y1 = s8[3840]{0} iota()\n"
-        "  int16[3840]: %y2 = s16[3840]{0} iota()\n  int32[3840]: %y4 = s32[3840]{0} iota()\n"
-        "  and 1 more, which full_copies lists"),
+        "the array (48, 80) is whole in this program: "
+        + "\n  ".join(f"int8[3840] by f/iota at a.py:{n}: %y{n} = s8[3840]{{0}} iota()" for n in range(1, 6))
+        + "\n  and 2 more, which full_copies(...).grouped() lists"),
     "a layer": (
         lambda: ms.assert_no_full_copy(
             text("ROOT %y = f32[3840]{0} iota()"), {"a": shape(P(None, "data"), 4, 48, 80), "b": shape(P(None, "data"), 5, 48, 80)}),

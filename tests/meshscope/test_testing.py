@@ -1,6 +1,7 @@
 """Snapshots of sharding: what they hold, what makes them fail, and the line and cause that are named."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+import upgraded
 from flax import nnx
 from jax.sharding import AxisType
 
@@ -251,6 +253,23 @@ def test_a_replicated_activation_is_named_with_its_line(right):
 
 def test_the_same_model_has_no_difference(right):
     assert testing.differences(right, step()) == []
+
+
+# An upgrade of JAX
+
+
+PAGE = pathlib.Path(__file__).parents[2] / "book" / "reference" / "how-it-is-tested.md"
+
+
+def test_what_an_upgrade_changed_is_what_the_page_says():
+    """The snapshot that JAX 0.10.2 made, against the program of the JAX that is here."""
+    kept = pathlib.Path(__file__).parent / "fixtures" / "upgraded-jax-0.10.2.txt"
+    told = testing.differences(kept.read_text("utf-8"), testing.snapshot(upgraded.program()))
+    if jax.__version__ == "0.10.2":
+        assert told == []
+    else:
+        section = PAGE.read_text("utf-8").split("### When you upgrade JAX\n")[1]
+        assert "\n".join(told) == section.split("```text\n")[1].split("\n```")[0]
 
 
 # Files
