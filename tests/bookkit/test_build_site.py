@@ -1,5 +1,6 @@
 """A toy book of two pages, built as the real one is: both languages, then with mistakes in it."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -229,10 +230,15 @@ def test_notebooks_are_offered_one_by_one_and_as_one_zip(book):
     assert "玩具就是主張" in offered.decode()
 
 
-def test_chinese_is_found_by_pairs_of_characters(book):
-    index = html(book, "zh-TW/searchindex.js").encode().decode("unicode_escape")
-    assert '"分片"' in index and '"規格"' in index and '"分片規格"' not in index
-    assert "splitQuery" in html(book, "zh-TW/_static/language_data.js")
+def test_the_sections_of_a_page_are_what_is_searched(book):
+    index = html(book, "zh-TW/searchindex.js").removeprefix("const SECTIONS = ")
+    toy = [one for one in json.loads(index.rstrip(";\n")) if one["page"] == "book/01-toy"]
+    assert [(one["anchor"], one["heading"]) for one in toy] == [
+        ("", "玩具就是主張"),
+        ("an-equation", "An equation"),
+    ]
+    assert "分片規格" in toy[0]["text"] and "class Drawing" in toy[1]["code"]
+    assert not (book.root / "_build" / "html" / "_static" / "searchtools.js").exists()
 
 
 def test_dots_stress_chinese_words_only(book):

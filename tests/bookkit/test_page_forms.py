@@ -341,7 +341,7 @@ def in_chromium(book, address):
             "#uneven",
         ),  # pasted whole
         ("no such axis", "#wrong-axis"),
-        ("such axis", ""),  # two words are found as Sphinx finds them
+        ("such axis", "#wrong-axis"),  # from two words
     ],
 )
 def test_a_message_is_found_from_its_middle_and_whole(book, asked, there):

@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 UNUSED = """
     scripts styles vendor webpack-macros.html sbt-webpack-macros.html images/logo_*
     basic.css pygments.css mystnb*.css locales plus.png minus.png file.png
-    language_data.js.map **/*.map
+    searchtools.js language_data.js doctools.js sphinx_highlight.js documentation_options.js
+    translations.js **/*.map
 """.split()
 
 
