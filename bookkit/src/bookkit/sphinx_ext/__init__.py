@@ -4,7 +4,8 @@ execution   chapters are executed once, normalised and cached; failing cells nam
 markdown    GitHub alerts become admonitions, the badge line of notebooks is left out
 own_urls    links and images by published URL become checked internal ones
 languages   addresses per language, and three things that translated builds lose
-search      Chinese search by pairs of characters
+search      the sections that the search page searches
+api_links   names of JAX, Flax, Optax and Orbax lead to their documentation
 translation comments, drawings, and notes above what is not translated
 reference   meshscope's docstrings become a page
 folds       answers and asides; folded cells are called by their titles
@@ -26,6 +27,7 @@ from sphinx.util import logging
 import bookkit
 from bookkit.run.execute import hash_of
 from bookkit.sphinx_ext import (
+    api_links,
     entries,
     execution,
     figures,
@@ -90,6 +92,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         reading_order,
         reference,
         search,
+        api_links,
         translation,
         markdown_twins,
     )
