@@ -122,6 +122,70 @@
   addEventListener("hashchange", unfold);
   if (location.hash) unfold();
 
+  // pages that were read to their end are ticked in the list of pages; only this browser knows them
+  const pageOf = (path) => path.replace(/^.*\/book\//, "");
+  const readPages = () => { try { return JSON.parse(localStorage.getItem("read")) || []; } catch { return []; } };
+  const tick = () => all(".contents a").forEach((link) => {
+    if (link.classList.contains("read") || !readPages().includes(pageOf(link.pathname))) return;
+    const spoken = Object.assign(document.createElement("span"), { className: "sr-only", textContent: ` (${root.dataset.read})` });
+    link.classList.add("read");
+    link.append(spoken);
+  });
+  const end = document.querySelector(".turn");
+  if (end) {
+    new IntersectionObserver(([entry], observer) => {
+      if (!entry.isIntersecting) return;
+      observer.disconnect();
+      try { localStorage.setItem("read", JSON.stringify([...new Set([...readPages(), pageOf(location.pathname)])])); } catch { /* storage refused */ }
+      tick();
+    }).observe(end);
+  }
+  tick();
+
+  // a link into the glossary shows the entry: under the mouse, with the keyboard's focus, at the first touch
+  const terms = all("main a[href*='glossary.html#']");
+  if (terms.length) {
+    const card = Object.assign(document.createElement("div"), { className: "term-card", id: "term-card", hidden: true });
+    card.setAttribute("role", "tooltip");
+    body.append(card);
+    let glossary, shown = null, leaving;
+    const hide = () => { shown?.removeAttribute("aria-describedby"); shown = null; card.hidden = true; };
+    const show = async (link) => {
+      clearTimeout(leaving);
+      if (shown === link) return;
+      hide();
+      shown = link;
+      glossary ??= fetch(link.href.split("#")[0]).then((answer) => answer.text()).then((html) => new DOMParser().parseFromString(html, "text/html"));
+      const entry = (await glossary.catch(() => null))?.getElementById(decodeURIComponent(link.hash.slice(1)));
+      const text = entry?.querySelector("p")?.cloneNode(true);
+      if (!text || shown !== link) return;
+      all("a", text).forEach((inner) => inner.replaceWith(...inner.childNodes)); // a card is read, not used
+      const term = document.createElement("strong");
+      term.textContent = entry.querySelector("h2").firstChild.textContent;
+      card.replaceChildren(term, ...text.childNodes);
+      card.hidden = false;
+      link.setAttribute("aria-describedby", card.id);
+      const place = link.getClientRects()[0], width = card.offsetWidth;
+      const below = place.bottom + card.offsetHeight < innerHeight ? place.bottom + 6 : place.top - card.offsetHeight - 6;
+      card.style.top = `${below + scrollY}px`;
+      card.style.left = `${Math.max(16, Math.min(place.left, root.clientWidth - width - 16))}px`;
+    };
+    const leave = () => { leaving = setTimeout(hide, 250); };
+    let touched = false;
+    terms.forEach((link) => {
+      link.addEventListener("pointerenter", (event) => { if (event.pointerType === "mouse") show(link); });
+      link.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") leave(); });
+      link.addEventListener("pointerdown", (event) => { touched = event.pointerType !== "mouse"; });
+      link.addEventListener("focus", () => { if (link.matches(":focus-visible") && !touched) show(link); });
+      link.addEventListener("blur", leave);
+      link.addEventListener("click", (event) => { if (touched && shown !== link) { event.preventDefault(); show(link); } });
+    });
+    card.addEventListener("pointerenter", () => clearTimeout(leaving));
+    card.addEventListener("pointerleave", leave);
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+    document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".term-card, a[href*='glossary.html#']")) hide(); });
+  }
+
   // boxes that scroll sideways can be reached by keyboard
   const reachable = () => all("pre, .cell_output > .output, .pst-scrollable-table-container, div.math").forEach((box) => {
     if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;

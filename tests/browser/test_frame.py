@@ -159,6 +159,69 @@ def test_search_finds_an_entry_from_the_middle_of_its_message_and_from_all_of_it
     on(check, file)
 
 
+TERM = "main a[href*='glossary.html#']"
+
+
+@pytest.mark.parametrize("way", ["mouse", "keyboard", "touch"])
+def test_a_term_of_the_glossary_shows_its_entry_and_hides_it(on, way):
+    async def check(page):
+        link, card = page.locator(TERM).first, page.locator(".term-card")
+        address = page.url
+        if way == "mouse":
+            await link.hover()
+        elif way == "touch":
+            await link.tap()
+        else:
+            await link.evaluate("link => link.focus({ focusVisible: true })")
+        await card.wait_for()
+        words = await card.inner_text()
+        assert (await link.inner_text()).lower()[:4] in words.lower() and len(words) > 40
+        assert await link.get_attribute("aria-describedby") == "term-card"
+        box = await card.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]
+        assert page.url == address
+        if way == "touch":
+            await link.tap()  # the second touch follows the link
+            await page.wait_for_url("**/glossary.html#*")
+        else:
+            await page.keyboard.press("Escape")
+            await card.wait_for(state="hidden")
+
+    on(check, **({"has_touch": True, "viewport": PHONE} if way == "touch" else {}))
+
+
+def test_a_page_that_was_read_to_its_end_is_ticked_in_both_languages(on, site):
+    async def check(page):
+        ticked = page.locator(".contents a.read")
+        assert not await ticked.count()
+        await page.locator(".turn").scroll_into_view_if_needed()
+        await ticked.first.wait_for()
+        await page.goto(site + THERE)
+        here = page.locator(".contents [aria-current='page']")
+        assert await ticked.count() == 1
+        assert "read" in (await here.get_attribute("class")).split()
+        assert await here.locator(".sr-only").count() == 1
+
+    on(check)
+
+
+def test_a_name_of_jax_leads_to_its_documentation_and_a_page_says_when_it_changed(on):
+    async def check(page):
+        links = await page.locator("main a.api").evaluate_all(
+            "all => all.map((link) => [link.innerText, link.href])"
+        )
+        assert dict(links)["jax.jit"].startswith("https://docs.jax.dev/en/latest/")
+        assert not await page.locator(":is(h1, h2, h3, pre) a.api").count()
+        kaggle = page.locator(
+            "a[href^='https://kaggle.com/kernels/welcome?src=https://github.com/']"
+        )
+        assert (await kaggle.first.get_attribute("href")).endswith(f"/{HERE[5:-5]}.ipynb")
+        changed = page.locator(".colophon time").first
+        assert (await changed.get_attribute("datetime"))[:2] == "20"
+
+    on(check)
+
+
 def test_code_is_as_large_as_the_text_allows(on):
     """Neither shouts: code has three quarters of the text's size or more, and 88 columns fit."""
 

@@ -147,6 +147,10 @@ class Book:
         repo = self.repo.removeprefix("https://github.com/")
         return f"https://colab.research.google.com/github/{repo}/blob/{self.ref}/{path}"
 
+    def kaggle_url(self, page: str, language: Language | None = None) -> str:
+        path = self.notebook(page, language).relative_to(self.root).as_posix()
+        return f"https://kaggle.com/kernels/welcome?src={self.repo}/blob/{self.ref}/{path}"
+
 
 # Many ask for the book, each for itself: what its files say is read once.
 

@@ -1,4 +1,4 @@
-"""What stands around a page: description, links to mend and report it, edition; and 404.html.
+"""What stands around a page: description, links to mend and report it, its day; and 404.html.
 
 A template is told; words are in site/templates, and those that stand in several languages on one
 page, in templates/words.html beside this file.
@@ -38,6 +38,10 @@ def context_of_frame(
     if pagename in app.env.found_docs:
         context["book_edit_url"] = edit_url(book, here, pagename)
         context["book_report_url"] = report_url(book, pagename, book.page_url(pagename, here))
+        if changed := catalogues.last_change(book, pagename, here)[:10]:
+            day = datetime.date.fromisoformat(changed)
+            context["book_changed"] = {"day": changed, "date": format_date(day, "long", here.code)}
+            context["book_history_url"] = context["book_edit_url"].replace("/edit/", "/commits/")
     if "body" in context:
         context["body"] = EMPTY_HEADER.sub(r"<td\1></td>", context["body"])
     if pagename == NOT_FOUND:

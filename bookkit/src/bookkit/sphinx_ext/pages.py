@@ -59,6 +59,7 @@ def context_of(
         context["book_source_url"] = f"{book.repo}/blob/{book.ref}/{path}"
     if pagename in book.chapters:
         context["book_colab_url"] = book.colab_url(pagename, here)
+        context["book_kaggle_url"] = book.kaggle_url(pagename, here)
         context["book_ipynb_url"] = f"{up}notebooks/{book.notebook(pagename).name}"
 
 

@@ -19,6 +19,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,7 @@ from typing import Literal
 import polib
 
 from bookkit.model.book import Book, Language
+from bookkit.model.history import last_changes
 
 State = Literal["translated", "stale", "missing"]
 ALIKE = 0.6  # how much of a text must be left for it to count as the same text, edited
@@ -167,6 +169,16 @@ def names_for_code(page: str) -> tuple[str, ...]:
 
 def paths_of_code(here: Path, page: str) -> list[Path]:
     return [here / f"{name}.po" for name in names_for_code(page)]
+
+
+def last_change(book: Book, page: str, language: Language) -> str:
+    """When the page, or its translation, was last committed; "" where the history is not known."""
+    here = catalogue_folder(book, language)
+    own = [book.source(page), here / f"{page}.po", here / f"{code_name(page)}.po"]
+    known = last_changes(book.root)
+    names = [path.relative_to(book.root).as_posix() for path in own]
+    days = [known[name] for name in names if name in known]
+    return max(days, key=datetime.fromisoformat, default="")
 
 
 def words_of_site(book: Book, language: Language) -> Callable[[str], str]:
