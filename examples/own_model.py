@@ -112,8 +112,8 @@ TEXT = np.frombuffer(inspect.getsource(nnx.MultiHeadAttention).encode(), np.uint
 
 def batch_of(number, mesh, size=16, length=65):
     """Return the batch of this step, the same on every mesh and in every run."""
-    begins = np.random.default_rng(number).integers(len(TEXT) - length, size=size)
-    tokens_BS = np.stack([TEXT[begin : begin + length] for begin in begins])
+    starts = np.random.default_rng(number).integers(len(TEXT) - length, size=size)
+    tokens_BS = np.stack([TEXT[start : start + length] for start in starts])
     return jax.device_put(tokens_BS, jax.NamedSharding(mesh, P("data")))
 
 
