@@ -20,7 +20,7 @@ n = jax.device_count()
 print(f"jax {jax.__version__}, {n} devices: {jax.devices()[0].device_kind}")
 
 # %%
-D = np.lcm(96, n)  # 96 numbers in an example, or a multiple that n divides
+D = np.lcm(96, n)  # 96 numbers in an example (more if n does not divide 96)
 x_BD = np.random.default_rng(0).random((64 * n, D))  # 64 examples for each device
 start = {
     "w_DF": np.random.default_rng(1).normal(0, 0.02, (D, 4 * D)),
@@ -57,8 +57,8 @@ def train(weights_at, batch_at):
     print("w_DF on each device:", weights["w_DF"].addressable_shards[0].data.shape)
 
 
-device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-train(weights_at=device, batch_at=device)
+on_device_0 = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+train(weights_at=on_device_0, batch_at=on_device_0)
 
 # %%
 mesh = jax.make_mesh((n,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -73,7 +73,7 @@ try:
     import optax
     from flax import nnx
 except ImportError as error:
-    raise SystemExit("Flax does not fit JAX: pip install -U flax") from error
+    raise SystemExit("Flax is missing or too old: pip install -U flax") from error
 
 
 class MLP(nnx.Module):

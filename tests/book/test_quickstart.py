@@ -21,7 +21,7 @@ def shardings_of(page):
     """(where, rows, number of pieces of a weight) of the three runs."""
     copies = jax.NamedSharding(page.mesh, P())
     return {
-        "one device": (page.device, page.device, 1),
+        "one device": (page.on_device_0, page.on_device_0, 1),
         "data parallel": (copies, page.sharded, 1),
         "fsdp": (page.sharded, page.sharded, page.n),
     }
@@ -147,7 +147,7 @@ def test_both_strategies_sum_gradients_and_fsdp_alone_gathers_weights(page):
 
 @compiled_for_cpu
 def test_without_the_constraint_64_examples_move_only_weights(page):
-    """At this page's batch the compiler for CPU gathers only weights anyway."""
+    """At this page's batch the CPU compiler gathers only weights anyway."""
     _, rows = row_of(8)
     assert moved(page, rows, rows, 64, without_constraint(page))["all-gather"] == WEIGHTS
 
