@@ -1,6 +1,9 @@
 """The page "When a gather costs no time: tokens per device"."""
 
 import gzip
+import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
 from meshscope._totals import BESIDE
-from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of, source_of
+from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of, source_of
 
 PAGE = "09c-fsdp-overlap"
 TEXT = source_of(PAGE).read_text("utf-8")
@@ -206,6 +209,95 @@ def test_the_switch_that_gathers_ahead_has_its_name_since_jax_0_11(page):
 def test_the_optimization_level_is_an_option_of_jax():
     """It is not set until you set it."""
     assert jax.config.jax_optimization_level == "UNKNOWN"
+
+
+# The order as written, experimental
+
+since_0_12 = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="psum_scatter_start is new in JAX 0.12"
+)
+BARRIER = "optimization_barrier"
+
+
+def test_on_an_older_release_the_page_says_that_the_start_is_missing(page, monkeypatch, capsys):
+    """There the cell prints one sentence, and the rest of the page runs."""
+    assert hasattr(jax.lax, "psum_scatter_start") == (jax.__version_info__ >= (0, 12))
+    monkeypatch.delattr(jax.lax, "psum_scatter_start", raising=False)
+    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "program-order"]
+    exec(cell.source, dict(page.variables))
+    assert "has no psum_scatter_start: it came in 0.12" in capsys.readouterr().out
+
+
+@since_0_12
+def test_program_order_puts_a_barrier_between_each_step_and_the_next(page):
+    """The matmul is between start and end in both programs, and barriers hold it there in one."""
+    steps = ["reduce-scatter-start", "dot_general", "reduce-scatter-done"]
+    assert page.asked(page.beside_a_matmul) == steps
+    found = page.asked(page.ordered)
+    assert [step for step in found if step != BARRIER] == steps
+    before, after = found.index("dot_general"), found.index("reduce-scatter-done")
+    assert BARRIER in found[:before] and BARRIER in found[before:after]
+
+
+@since_0_12
+def test_inside_a_group_the_order_is_left_to_the_compiler(page):
+    """Two products in a group have no barrier between them; without the group they have one."""
+
+    def twice(x_block_BD, w_DF):
+        return (x_block_BD @ w_DF) @ w_DF.T
+
+    def between(products):
+        def function(x_block_BD, w_DF, term_DF):
+            scatter = jax.lax.psum_scatter_start(term_DF, "data", tiled=True)
+            return products(x_block_BD, w_DF), scatter.done()
+
+        found = page.asked(page.program_order(function, enforce=True))
+        first = found.index("dot_general")
+        return found[first + 1 : found.index("dot_general", first + 1)]
+
+    assert BARRIER in between(twice)
+    assert between(page.program_order(twice, enforce=False)) == []
+
+
+@since_0_12
+def test_the_start_of_a_scatter_cannot_be_differentiated(page):
+    """jax.grad raises NotImplementedError."""
+
+    def loss(term_DF):
+        return jax.lax.psum_scatter_start(term_DF, "data", tiled=True).done().sum()
+
+    specs = {"in_specs": jax.P("data"), "out_specs": jax.P("data")}
+    mapped = jax.shard_map(jax.grad(loss), mesh=page.row, **specs)
+    with pytest.raises(NotImplementedError, match="reduce_scatter_start"):
+        jax.eval_shape(mapped, jnp.ones((128, 32)))
+
+
+COMPILE = """
+specs = dict(in_specs=(P("data"), P(), P("data")), out_specs=P("data"))
+mapped = jax.shard_map({function}, mesh=row, **specs)
+inputs = jnp.ones((64, 16)), jnp.ones((16, 32)), jnp.ones((8 * 16, 32))
+lowered = jax.jit(mapped).lower(*inputs)
+print("lowered", flush=True)
+print(lowered.compile().as_text())
+"""
+
+
+@since_0_12
+@compiled_for_cpu
+def test_the_compiler_for_cpu_takes_the_first_program_and_dies_of_the_second():
+    """A synchronous reduce-scatter, or a segmentation fault; each in a process of its own."""
+    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "program-order"]
+    start = "import many_devices\nmany_devices.setup()\n"
+    ended = []
+    for function in ("beside_a_matmul", "ordered"):
+        program = start + cell.source + COMPILE.format(function=function)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert "\nlowered\n" in done.stdout, done.stderr
+        ended.append(done)
+    first, second = ended
+    assert first.returncode == 0 and " reduce-scatter(" in first.stdout
+    if jax.__version__ == "0.12.0.1":
+        assert second.returncode == -signal.SIGSEGV, second.stderr
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
