@@ -25,6 +25,10 @@ BEFORE = {  # a piece: the first release that says it, and what those before it 
         (0, 12),
         "The input should be fully replicated when axis is not specified to cumsum",
     ),
+    "Collective across axis 'model' is forbidden by `no_collectives`": (
+        (0, 12),
+        "AttributeError: module 'jax.sharding' has no attribute 'no_collectives'",
+    ),
 }
 
 
@@ -56,7 +60,7 @@ def test_the_program_raises_what_its_heading_quotes(page, slug):
 
 def test_all_messages_have_an_entry():
     """No heading of the page is left out above."""
-    assert len(ENTRIES) == 27
+    assert len(ENTRIES) == 28
 
 
 # Arrays and constraints on the wrong kind of mesh
@@ -757,3 +761,17 @@ def test_batch_dimensions_are_sharded_alike_since_0_11_1(page):
         assert "dot_general requires lhs batch dimensions" in said(scores)
     else:
         assert type_of(scores()) == "float32[4@model,8,8]"
+
+
+# Collectives that the program forbids
+
+
+def test_the_sum_that_is_left_unreduced_is_not_forbidden(page):
+    """It has the sums once its terms are added up, and the guard lets it pass."""
+    assert type_of(page.terms_B) == "float32[8@data]{U:model}"
+    summed_B = jax.reshard(page.terms_B, P("data"))
+    np.testing.assert_allclose(summed_B, np.asarray(page.h_BF).sum(1))
+    if jax.__version_info__ >= (0, 12):
+        with jax.sharding.no_collectives({"model"}):
+            jax.lax.reduce_sum(page.h_BF, (1,), out_sharding=page.unreduced)
+        assert said(page.sum_of_rows, page.h_BF).startswith("ForbiddenCollectiveError: ")
