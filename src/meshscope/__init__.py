@@ -1,8 +1,9 @@
 """Place, move, cost: instruments for sharded JAX programs.
 
 ``show`` draws which device holds which block of an array, ``collectives`` lists what the devices of a
-compiled program say to each other, ``memory`` counts bytes per device, and
-``assert_no_full_copy`` proves that nothing was ever in one piece. No accelerator is needed:
+compiled program say to each other and ``overlap`` what runs meanwhile, ``memory`` counts bytes per
+device, ``expect`` holds a program to what it may communicate, and ``assert_no_full_copy`` proves that
+nothing was ever in one piece. No accelerator is needed:
 ``jax.config.update("jax_num_cpu_devices", 8)``, before anything else, gives eight devices.
 
 >>> import jax, meshscope
@@ -34,7 +35,7 @@ from ._show import Drawing, show
 from ._svg import PALETTE
 from ._totals import Table, Totals
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Bound",

@@ -44,9 +44,15 @@ class Overlap:
     ('all-reduce', ('data',), 'synchronous', False)
 
     Attributes:
-      kind, axes, executions, op_name, source_line: as in ``Collective``.
-      dtype, shape: of the largest value, where the compiler combined several.
-      payload_bytes, wire_bytes: of all its values.
+      kind: as in ``Collective``.
+      axes: likewise.
+      dtype: of the largest value, where the compiler combined several.
+      shape: likewise.
+      payload_bytes: of all its values.
+      wire_bytes: likewise; None as in ``Collective``.
+      executions: as in ``Collective``.
+      op_name: likewise.
+      source_line: likewise.
       loop: the name of the innermost loop around it, or None.
       trips: how often one run of that loop repeats its body; None if not known, or no loop.
       beside: what stands between its two lines, by the first of these that is there:

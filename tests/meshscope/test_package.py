@@ -149,6 +149,16 @@ def test_results_can_be_kept():
 
 
 README = SOURCE / "README.md"
+PAGE = SOURCE.parents[1] / "book" / "reference" / "instruments.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="it is no part of the wheel")
+def test_the_page_of_the_instruments_documents_what_a_test_holds_to():
+    """Each of these names by its docstring, and each function of meshscope.testing."""
+    documented = re.findall(r"^\.\. auto(?:function|class):: (\w+)$", PAGE.read_text("utf-8"), re.M)
+    names = ["overlap", "Overlaps", "Overlap", "expect", "at_most", "about", "Bound"]
+    for name in [*names, *importlib.import_module("meshscope.testing").__all__]:
+        assert documented.count(name) == 1, name
 
 
 @pytest.mark.skipif(not README.exists(), reason="it is no part of the wheel")
