@@ -56,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
         "--compiler",
         choices=COMPILERS,
         default="cpu",
-        help="what compiles: cpu, or tpu or gpu where it is installed (default: cpu)",
+        help="what compiles: cpu, in seconds; or tpu or gpu where it is installed, which take up to "
+        "minutes for a candidate (default: cpu)",
     )
     plan.add_argument("--explicit", action="store_true", help="mesh axes are Explicit, not Auto")
     plan.add_argument(

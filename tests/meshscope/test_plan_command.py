@@ -131,7 +131,8 @@ def wait_for(path):
         time.sleep(0.05)
 
 
-def test_what_compiles_ends_with_the_command(folder):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_what_compiles_ends_with_the_command(folder, sent, code):
     (folder / "mine.py").write_text(
         STEP + WAITS + "\npathlib.Path('pid').write_text(str(os.getpid()))\n"
     )
@@ -139,8 +140,8 @@ def test_what_compiles_ends_with_the_command(folder):
         command("plan", "mine.py", "--devices", 8), cwd=folder, stderr=subprocess.DEVNULL
     )
     wait_for(folder / "waits")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 143
+    process.send_signal(sent)
+    assert process.wait(timeout=60) == code
     with pytest.raises(ProcessLookupError):
         os.kill(int((folder / "pid").read_text()), 0)
 
