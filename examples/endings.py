@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from model import Refused
+from strategies import Refused
 
 T = TypeVar("T")
 FINISHED, FAILED, REFUSED = 0, 1, 2

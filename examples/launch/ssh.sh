@@ -1,6 +1,6 @@
 #!/bin/bash
 # examples/train.py on machines that you reach by ssh, one process for each; the first is process 0.
-#   HOSTS="gpu1 gpu2" DEVICES=8 examples/launch/ssh.sh --strategy fsdp --checkpoints /shared/digits
+#   HOSTS="gpu1 gpu2" DEVICES=8 examples/launch/ssh.sh --strategy fsdp --checkpoints /shared/tiny
 # The repository lies in the same folder everywhere, and --checkpoints on storage that all share.
 #
 # On Cloud TPUs this is one command, because JAX finds out alone who the others are:

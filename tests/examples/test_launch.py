@@ -20,7 +20,7 @@ import train
 pytestmark = pytest.mark.newest  # programs alone
 
 LAUNCH = ROOT / "examples" / "launch"
-STEPS = ["--steps", "4", "--log-every", "1"]
+STEPS = [*lives.SMALL, "--steps", "4", "--log-every", "1"]
 
 SRUN = """#!/bin/bash
 # As srun does: the options first, then the command, once for each task, with the task's variables.
@@ -135,7 +135,7 @@ def test_slurm_tasks_train_one_run(tmp_path):
     status, said = slurm(tmp_path, script_of("slurm.sbatch"))
     assert status == 0, said[-3000:]
     log = (tmp_path / "run-logs" / "train.log").read_text()
-    assert "8 x 1 cpu devices of 2 processes" in log and "finished: step 4" in log
+    assert "fsdp on 8 devices of cpu (fsdp 8) in 2 processes" in log and "finished: step 4" in log
 
 
 def test_tasks_that_do_not_meet_refuse(tmp_path):
@@ -161,7 +161,7 @@ def test_ssh_starts_one_process_for_each_host(tmp_path):
     script = LAUNCH / "ssh.sh"
     status, said = launched(script, tmp_path, {"ssh": SSH}, settings, *arguments)
     assert status == 0, said[-3000:]
-    assert "8 x 1 cpu devices of 2 processes" in said and "finished: step 4" in said
+    assert "fsdp on 8 devices of cpu (fsdp 8) in 2 processes" in said and "finished: step 4" in said
 
 
 def test_ssh_ends_with_the_status_of_the_first_that_fails(tmp_path):

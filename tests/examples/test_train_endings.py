@@ -4,7 +4,6 @@ What only refuses runs in this process; what could hang, or is killed, in proces
 """
 
 import errno
-import itertools
 import json
 import os
 import re
@@ -15,30 +14,26 @@ import threading
 import time
 from pathlib import Path
 
-import jax
 import lives
 import pytest
 import tensorstore
-from hypothesis import given
-from hypothesis import settings as limits
-from hypothesis import strategies as st
 
 import checkpoints
 import endings
-import model
+import locks
+import reporting
 import train
-from model import Refused
+from strategies import Refused
 
 pytestmark = pytest.mark.usefixtures("compiled_once")  # programs alone
 
-SMALL = ["--L", "1", "--D", "64", "--F", "128", "--strategy", "fsdp"]
-BASE = [*SMALL, "--save-every", "2", "--log-every", "1"]
+BASE = ["--strategy", "fsdp", "--save-every", "2", "--log-every", "1"]
 
 
 def ran(capfd, folder, *arguments, status=train.FINISHED, small=BASE):
     """What train.py says when it runs in this process and ends with this status."""
     capfd.readouterr()
-    command = ["--checkpoints", folder, *small, *arguments]
+    command = [*lives.SMALL, "--checkpoints", folder, *small, *arguments]
     got = train.main([str(part) for part in command])
     said = capfd.readouterr().err
     assert got == status, f"exit {got}, not {status}:\n{said}"
@@ -60,7 +55,8 @@ def everything(folder):
 def finished(tmp_path_factory):
     """A run of four steps, saved after each second one."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert train.main(["--checkpoints", str(folder), *BASE, "--steps", "4"]) == train.FINISHED
+    command = [*lives.SMALL, "--checkpoints", folder, *BASE, "--steps", "4"]
+    assert train.main([str(part) for part in command]) == train.FINISHED
     return folder
 
 
@@ -159,11 +155,11 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(tmp_path, c
 
 
 def test_two_folders_of_checkpoints_cannot_share_one_of_logs(run, tmp_path, capfd):
-    lock = checkpoints.Lock(tmp_path / "run-logs", "--logs", None)
+    lock = locks.Lock(tmp_path / "run-logs", "--logs", None)
     more = ["--logs", tmp_path / "run-logs", "--steps", "1"]
     said = sentence(ran(capfd, tmp_path / "other", *more, status=train.REFUSED))
     assert "run-logs is in use by process" in said and "choose other --logs" in said
-    checkpoints.release([lock])
+    locks.release([lock])
 
 
 def left_behind(folder, host, process):
@@ -200,7 +196,7 @@ def test_where_a_file_system_has_no_locks_the_dead_need_a_name_too(run, monkeypa
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(checkpoints.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     here = socket.gethostname()
     left_behind(run, here, 4711)
     assert f"--take-over {here}" in ran(capfd, run, "--steps", "4", status=train.REFUSED)
@@ -223,7 +219,7 @@ def test_of_eight_that_start_at_once_one_gets_the_folder(tmp_path, before):
         def start(folder=folder, together=together, got=got, refused=refused):
             together.wait()
             try:
-                got.append(checkpoints.Lock(folder, "--checkpoints", None))
+                got.append(locks.Lock(folder, "--checkpoints", None))
             except Refused as refusal:
                 refused.append(refusal)
 
@@ -234,38 +230,38 @@ def test_of_eight_that_start_at_once_one_gets_the_folder(tmp_path, before):
             thread.join()
         assert (len(got), len(refused)) == (1, 7), refused
         got[0].check()
-        checkpoints.release(got)
+        locks.release(got)
         assert not list(folder.iterdir())
 
 
 def test_a_file_that_was_removed_since_it_was_opened_is_no_lock(tmp_path, monkeypatch):
     """One run ends and another begins, just after a third has opened the file of the first."""
-    first, others = checkpoints.Lock(tmp_path, "--checkpoints", None), []
-    flock = checkpoints.fcntl.flock
+    first, others = locks.Lock(tmp_path, "--checkpoints", None), []
+    flock = locks.fcntl.flock
 
     def late(file, operation):
-        monkeypatch.setattr(checkpoints.fcntl, "flock", flock)
-        checkpoints.release([first])
-        others.append(checkpoints.Lock(tmp_path, "--checkpoints", None))
+        monkeypatch.setattr(locks.fcntl, "flock", flock)
+        locks.release([first])
+        others.append(locks.Lock(tmp_path, "--checkpoints", None))
         flock(file, operation)
 
-    monkeypatch.setattr(checkpoints.fcntl, "flock", late)
+    monkeypatch.setattr(locks.fcntl, "flock", late)
     with pytest.raises(Refused, match="in use by process"):
-        checkpoints.Lock(tmp_path, "--checkpoints", None)
+        locks.Lock(tmp_path, "--checkpoints", None)
     others[0].check()
-    checkpoints.release(others)
+    locks.release(others)
 
 
 def test_both_processes_of_a_second_run_say_why(tmp_path):
     """The lock is this test's own. Process 1 did not look for it."""
     folder = tmp_path / "run"
-    lock = checkpoints.Lock(folder, "--checkpoints", None)
+    lock = locks.Lock(folder, "--checkpoints", None)
     with lives.together(folder, 2, *BASE, "--steps", 4, devices=1) as processes:
         for process in processes:
             said = sentence(lives.ended(process, train.REFUSED, limit=200))
             assert f"in use by process {os.getpid()}" in said
     lock.check()
-    checkpoints.release([lock])
+    locks.release([lock])
 
 
 def test_processes_that_do_not_share_a_folder_are_refused(tmp_path):
@@ -280,7 +276,7 @@ def test_processes_that_do_not_share_a_folder_are_refused(tmp_path):
 
 @pytest.mark.parametrize("how", ["removed", "moved", "begun again by another run"])
 def test_a_folder_that_is_taken_away_is_noticed_before_the_next_save(tmp_path, monkeypatch, capfd, how):  # fmt: skip
-    folder, write = tmp_path / "run", train.Metrics.write
+    folder, write = tmp_path / "run", reporting.Metrics.write
 
     def write_and_take_away(metrics, row):
         write(metrics, row)
@@ -291,7 +287,7 @@ def test_a_folder_that_is_taken_away_is_noticed_before_the_next_save(tmp_path, m
             if how.startswith("begun"):
                 left_behind(folder, socket.gethostname(), 1)
 
-    monkeypatch.setattr(train.Metrics, "write", write_and_take_away)
+    monkeypatch.setattr(reporting.Metrics, "write", write_and_take_away)
     said = ran(capfd, folder, "--steps", "4", status=train.FAILED).splitlines()[-1]
     assert said.startswith(f"train.py: {folder}/run.lock is gone")
     assert how != "moved" or lives.complete(tmp_path / "moved") == [2]
@@ -347,7 +343,7 @@ def test_a_folder_that_is_closed_while_it_trains_ends_the_run(tmp_path):
     assert f"goes on after step {newest}" in said and len(lives.arrays(run, newest)) > 10
 
 
-LARGE = ["--strategy", "fsdp", "--save-every", 2, "--log-every", 1, "--L", 2]
+LARGE = ["--strategy", "fsdp", "--save-every", 2, "--log-every", 1, "--D", 64, "--F", 512]
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path):
@@ -377,7 +373,7 @@ def test_metrics_that_cannot_be_written_end_the_run_before_the_step_is_saved(run
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(train.Metrics, "write", fail)
+    monkeypatch.setattr(reporting.Metrics, "write", fail)
     said = ran(capfd, run, "--steps", "8", status=train.FAILED).splitlines()[-1]
     assert f"{run}-logs (No space left on device)" in said and "goes on after step 4" in said
     assert lives.complete(run) == [2, 4]
@@ -494,7 +490,7 @@ def test_a_load_that_fails_on_one_process_ends_both(run, tmp_path):
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
-    run, more = tmp_path / "run", [*BASE[:-4], "--log-every", 1, "--steps", 1_000]
+    run, more = tmp_path / "run", ["--strategy", "fsdp", "--log-every", 1, "--steps", 1_000]
     process = lives.started(run, *more, devices=1)
     lives.wait_until(lambda: lives.last_step(run) >= 3, process)
     process.send_signal(signal.SIGINT)
@@ -507,7 +503,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
 
 
 def test_ctrl_c_of_one_process_stops_both_after_the_same_step(tmp_path):
-    run, more = tmp_path / "run", [*BASE[:-4], "--log-every", 1, "--steps", 100_000]
+    run, more = tmp_path / "run", ["--strategy", "fsdp", "--log-every", 1, "--steps", 100_000]
     with lives.together(run, 2, *more, devices=1) as processes:
         lives.wait_until(lambda: lives.last_step(run) >= 3, processes[0])
         processes[1].send_signal(signal.SIGINT)
@@ -529,85 +525,15 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch):
     assert signal.getsignal(signal.SIGINT) == handler
 
 
-# ---- advice ------------------------------------------------------------------------------------
-
-
-class Mesh:
-    def __init__(self, sizes, *_, **__):
-        self.shape, self.size = dict(zip(("data", "model"), sizes)), sizes[0] * sizes[1]
-
-
-def accepted(monkeypatch, config, name, count, data, model_size, batch):
-    """The refusal of these settings on so many devices, or None."""
-    monkeypatch.setattr(jax, "device_count", lambda: count)
-    monkeypatch.setattr(jax, "devices", lambda: [object()] * count)
-    monkeypatch.setattr(jax, "make_mesh", Mesh)
-
-    def fits(*sizes):
-        return model.fits(config, batch, *sizes)
-
-    try:
-        mesh = model.make_mesh(name, data, model_size, fits)
-        model.check_sizes(config, name, mesh, batch)
-    except Refused as refusal:
-        return str(refusal)
-    return None
-
-
-def numbers(text):
-    return [int(number) for number in re.findall(r"\d+", text)]
-
-
-@limits(deadline=None, max_examples=300)
-@given(
-    name=st.sampled_from([*model.STRATEGIES]), count=st.integers(1, 12), batch=st.integers(1, 70),
-    D=st.sampled_from([96, 100, 90]), F=st.sampled_from([384, 100]),
-    data=st.sampled_from([None, 1, 2, 3, 4, 8]), split=st.sampled_from([None, 1, 2, 3, 4, 8]),
-)  # fmt: skip
-def test_what_a_refusal_advises_is_accepted(name, count, batch, D, F, data, split):
-    with pytest.MonkeyPatch.context() as patch:
-
-        def refusal(**changes):
-            given = dict(name=name, count=count, data=data, split=split, batch=batch, D=D, F=F)
-            given |= changes
-            config = model.Config(D=given["D"], F=given["F"])
-            sizes = given["data"], given["split"], given["batch"]
-            return accepted(patch, config, given["name"], given["count"], *sizes)
-
-        said = refusal()
-        if said is None:
-            return
-        advice, tried = said.partition("): ")[2] or said.rpartition(": ")[2], 0
-        flags = re.findall(r"--(batch|D|F) (\d+(?: or \d+)?)", advice)
-        for values in itertools.product(*(numbers(text) for _, text in flags)):
-            changes = dict(zip((flag for flag, _ in flags), values))
-            assert not changes or refusal(**changes) is None, (said, changes)
-            tried += bool(changes)
-        for one, other in re.findall(r"--data (\d+) --model (\d+)", advice):
-            assert refusal(data=int(one), split=int(other)) is None, said
-            tried += 1
-        for text in re.findall(r"start it on ([\d, or]+) device", advice):
-            for fewer in numbers(text):
-                assert refusal(count=fewer, data=None, split=None) is None, (said, fewer)
-                tried += 1
-        for text in re.findall(r"use --strategy ([a-z1, -]+?)(?:, or (?:use|start)|$)", advice):
-            for other in re.split(r", | or ", text):
-                assert refusal(name=other) is None, (said, other)
-                tried += 1
-        for text in re.findall(r"--cpu-devices (\d+)", advice):
-            assert refusal(count=int(text)) is None, said
-            tried += 1
-        assert tried, f"no advice in: {said}"
+# ---- advice on a resume ------------------------------------------------------------------------
 
 
 def test_advice_on_a_resume_leaves_the_batch_as_it_is(tmp_path, capfd):
     """A batch of 63 was fine for one row of devices; --batch 56 would be another run's."""
-    run = tmp_path / "run"
-    tensor = [*SMALL[:-1], "tensor"]
+    run, tensor = tmp_path / "run", ["--strategy", "tensor"]
     ran(capfd, run, "--batch", "63", "--steps", "1", small=tensor)
     said = sentence(ran(capfd, run, "--batch", "63", status=train.REFUSED))
     assert "use --batch" not in said and "start it on 1 device, " in said
     assert "or begin anew, in other --checkpoints, with --batch 56 or 64" in said
     said = sentence(ran(capfd, run, "--batch", "64", status=train.REFUSED))
     assert "is of a run with --batch 63 (now 64): give the same, on 1 device, to go on" in said
-    ran(capfd, run, "--batch", "63", "--steps", "2", small=tensor)

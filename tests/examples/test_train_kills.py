@@ -1,6 +1,6 @@
 """examples/train.py is killed again and again, while it starts, trains and saves, and loses nothing.
 
-Three kills in `make test`; `.ci/run kills` sets TRAIN_KILLS to twenty. TRAIN_SEED chooses other
+Two kills in `make test`; `.ci/run kills` sets TRAIN_KILLS to forty. TRAIN_SEED chooses other
 moments, and where exactly a kill falls differs in any case.
 """
 
@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.kills  # programs alone
 
-KILLS = int(os.environ.get("TRAIN_KILLS", "3"))
+KILLS = int(os.environ.get("TRAIN_KILLS", "2"))
 SEED = int(os.environ.get("TRAIN_SEED", "16"))
 STEPS = 40 + 60 * KILLS  # more than the kills let a run take
 EVERY = 10  # steps from save to save

@@ -1,6 +1,6 @@
 """examples/train.py as two processes: one is killed again and again, and nothing is lost.
 
-Three kills in `make test`; `.ci/run kills` sets TRAIN_PROCESS_KILLS to twenty. TRAIN_SEED chooses
+Two kills in `make test`; `.ci/run kills` sets TRAIN_PROCESS_KILLS to forty. TRAIN_SEED chooses
 the process, the moment, and how many processes go on; where exactly a kill falls differs in any case.
 """
 
@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.kills  # programs alone
 
-KILLS = int(os.environ.get("TRAIN_PROCESS_KILLS", "3"))
+KILLS = int(os.environ.get("TRAIN_PROCESS_KILLS", "2"))
 SEED = int(os.environ.get("TRAIN_SEED", "18"))
 EVERY = 10  # steps from save to save
 STEPS = 3 * EVERY * (KILLS + 1)

@@ -16,7 +16,7 @@ from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alph
 
 LAUNCH = Path(__file__).parents[1]
 sys.path.insert(0, str(LAUNCH.parent))
-import train  # noqa: E402 - found through the line above
+import options  # noqa: E402 - found through the line above
 
 
 def fields(tree, prefix=""):
@@ -54,7 +54,7 @@ def check_jobset(tree):
     assert spec["parallelism"] == spec["completions"], "not all pods would run at once"
     (container,) = spec["template"]["spec"]["containers"]
     assert container["command"] == ["python", "examples/train.py"]
-    args = train.parse([each.replace("$(INDEX)", "1") for each in container["args"]])
+    args = options.parse([each.replace("$(INDEX)", "1") for each in container["args"]], "")
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     check_asked(args, spec["completions"], spec["completions"] * gpus)
     name, port = tree["metadata"]["name"], container["ports"][0]["containerPort"]
@@ -73,7 +73,7 @@ def check_trainjob(tree):
     script = script.replace("$JAX_COORDINATOR_ADDRESS", "pod:1").replace("$JAX_PROCESS_ID", "1")
     words = shlex.split(script)
     assert words[:3] == ["exec", "python", "examples/train.py"]
-    args, nodes = train.parse(words[3:]), trainer["numNodes"]
+    args, nodes = options.parse(words[3:], ""), trainer["numNodes"]
     check_asked(args, nodes, nodes * trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"])
     assert (args.coordinator, args.process) == ("pod:1", 1)
 
@@ -98,7 +98,7 @@ def test_file_fits_its_object_model(name):
         ("jobset.yaml", "parallelism: 2", "parallelism: 1", "not all pods"),
         ("jobset.yaml", "--processes=2", "--processes=4", "asked for"),
         ("jobset.yaml", "nvidia.com/gpu: 4", "nvidia.com/gpu: 1", "asked for"),
-        ("jobset.yaml", "digits-workers-0-0.digits:8476", "digits-0-0.digits:8476", "pod 0 is"),
+        ("jobset.yaml", "tiny-workers-0-0.tiny:8476", "tiny-0-0.tiny:8476", "pod 0 is"),
         ("jobset.yaml", "containerPort: 8476", "containerPort: 8477", "pod 0 is"),
         ("jobset.yaml", "--process=$(INDEX)", "--process=0", "its own index"),
         ("jobset.yaml", "mountPath: /runs", "mountPath: /run", "die with the pod"),

@@ -45,7 +45,7 @@ def test_two_workers_train_one_run(tmp_path):
     assert status == 0, said[-4000:]
     assert (tmp_path / "run" / "6").is_dir()
     log = (tmp_path / "run-logs" / "train.log").read_text()
-    assert "8 x 1 cpu devices of 2 processes" in log and "finished: step 6" in log
+    assert "fsdp on 8 devices of cpu (fsdp 8) in 2 processes" in log and "finished: step 6" in log
 
 
 def test_a_machine_that_was_not_asked_for_is_refused(tmp_path):
