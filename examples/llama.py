@@ -32,7 +32,7 @@ class Config:
     tied: bool  # the head is the embedding
     epsilon: float  # of the norms
     theta: float  # of the rotary embedding
-    scaling: tuple[float, ...] | None  # of the rotary embedding, as SCALING; since Llama 3.1
+    scaling: tuple[float, ...] | None  # of it, the values of SCALING; since Llama 3.1
     dtype: str
 
 
@@ -111,7 +111,7 @@ def frequencies(config):
 
 
 def rotate(x_BSHC, turn):
-    """Turn the pairs of features (c, c + C/2) of each head by an angle that grows with S."""
+    """Turn the features c and c + C/2 of each head by an angle that grows with S."""
     angle_SC = jnp.arange(x_BSHC.shape[1])[:, None] * jnp.asarray(turn, jnp.float32)
     cos, sin = jnp.cos(angle_SC)[:, None], jnp.sin(angle_SC)[:, None]
     left, right = jnp.split(x_BSHC.astype(jnp.float32), 2, axis=-1)
@@ -120,7 +120,7 @@ def rotate(x_BSHC, turn):
 
 
 def linear(size_in, size_out, spec, rank, dtype, rngs):
-    """A matrix sharded by spec. With a rank it has two adapters, sharded as its sides are."""
+    """Make a matrix, sharded by spec; with a rank, also its two adapters, sharded alike."""
     options = {
         "use_bias": False,
         "param_dtype": dtype,
@@ -174,8 +174,8 @@ class Block(nnx.Module):
 class Llama(nnx.Module):
     def __init__(self, config, rank, rngs):
         D, V, dtype = config.D, config.V, config.dtype
-        by_both = {"out_sharding": ("model", "data")}
-        self.embed = nnx.Embed(V, D, param_dtype=dtype, embedding_metadata=by_both, rngs=rngs)
+        spec = {"out_sharding": ("model", "data")}
+        self.embed = nnx.Embed(V, D, param_dtype=dtype, embedding_metadata=spec, rngs=rngs)
         self.blocks = nnx.vmap(
             lambda rngs: Block(config, rank, rngs),
             transform_metadata={nnx.PARTITION_NAME: None},
@@ -206,7 +206,7 @@ NAMES = [  # path in the model, name in the files with layer n, is it transposed
     ("blocks/up/kernel", "model.layers.{n}.mlp.up_proj.weight", True),
     ("blocks/down/kernel", "model.layers.{n}.mlp.down_proj.weight", True),
     ("norm/scale", "model.norm.weight", False),
-    ("head/kernel", "lm_head.weight", True),  # absent if the head is tied to the embedding
+    ("head/kernel", "lm_head.weight", True),  # not there if the head is tied
 ]
 
 
@@ -217,7 +217,7 @@ def by_path(state):
 
 
 def load_weight(read, name, target, transposed):
-    """Read one weight, one tensor at a time, each as the files have it; transpose it on devices."""
+    """Read one weight, a tensor at a time, and put each into place on the devices."""
     spec = (*target.sharding.spec, None, None, None)[: target.ndim]
     stacked = "{n}" in name
     shape, spec = (target.shape[1:], spec[1:]) if stacked else (target.shape, spec)
@@ -240,9 +240,9 @@ def load_weight(read, name, target, transposed):
 
 
 def load(read, config, mesh, rank=0):
-    """Load a model, one weight at a time; its adapters, if it has a rank, are initialised.
+    """Load a model; with a rank, also make its adapters.
 
-    `read` takes what it shall read by name, as shapes with dtypes and shardings.
+    `read` takes a dictionary from names to shapes, each with a dtype and a sharding.
     """
 
     def make():
