@@ -27,7 +27,8 @@ _CARRIES = {
 _CALLS = {
     *("fusion", "while", "conditional", "call", "async-start", "async-update", "async-done"),
 }
-SHOWN = 5  # lines of an error
+SHOWN = 5  # lines of an error, and operations in one of them
+LONGEST = 80  # characters of an operation's name
 
 
 @dataclass(frozen=True)
@@ -413,10 +414,16 @@ def _line(rows: Sequence[FullCopy]) -> str:
     """One line of an error, for the rows of one leaf, shape and line of source."""
     first = rows[0]
     names = list(dict.fromkeys(row.op_name for row in rows if row.op_name))
-    others = [name.split("/")[-1] for name in names[1:SHOWN]] + ["..."] * (len(names) > SHOWN)
-    by = f" by {', '.join([names[0], *dict.fromkeys(others)])}" if names else ""
+    last = list(dict.fromkeys(name.split("/")[-1] for name in names))  # jit(step)/sin is a sin
+    some = [names[0], *last[1:SHOWN]] + ["..."] * (len(last) > SHOWN) if names else []
+    by = f" by {', '.join(map(_short, some))}" if some else ""
     at = f" at {first.source_line}" if first.source_line else ""
     lines = [line for row in rows for line in row.lines]
     count = f", {len(lines)} lines" if len(lines) > 1 else ""
     found = f"{first.dtype}[{','.join(map(str, first.found))}]"
     return f"{found}{by}{at}{count}: {lines[0]}"
+
+
+def _short(name: str) -> str:
+    """The name of an operation; that of a fusion may join the names of hundreds."""
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}..."

@@ -546,7 +546,9 @@ def test_the_error_has_a_line_for_each_of_them_the_largest_first(training):
     grouped = ms.full_copies(*training).grouped()
     lines = str(caught.value).split(": ", 1)[1].split("\n  ")
     assert len(lines) == min(len(grouped), 5) + (len(grouped) > 5)
-    assert len({re.search(r"\[.*? at \S+", line)[0] for line in lines[:5]}) == min(len(grouped), 5)
+    for row, line in zip(grouped, lines[:5]):
+        assert re.match(rf"\w+\[{','.join(map(str, row.found))}\]", line)
+        assert row.source_line is None or f" at {row.source_line}" in line
     assert [row.elements for row in grouped] == sorted(
         (row.elements for row in grouped), reverse=True
     )
@@ -572,3 +574,16 @@ def test_small_leaves_may_be_left_out(training):
 def test_the_leaf_s_own_shape_comes_before_another_of_as_many_elements():
     lines = "  %a = f32[3840] negate(%p)\n  ROOT %b = f32[48,80] negate(%p)"
     assert [row.found for row in listed(lines, leaf((48, 80), P("data")))] == [(48, 80), (3840,)]
+
+
+def test_operations_of_a_line_are_named_by_their_last_part_and_not_at_any_length():
+    """One name in full, then what else is done there, each once; a fusion may join hundreds of names."""
+    names = ["jit(f)/dot", "jit(f)/jvp/dot", "jit(f)/sin", "jit(f)/" + 100 * "x"]
+    lines = "\n".join(
+        f'  %y{n} = f32[48,80] negate(%p), metadata={{op_name="{name}" source_file="a.py" source_line=7}}'
+        for n, name in enumerate(names)
+    )
+    with pytest.raises(AssertionError) as caught:
+        ms.assert_no_full_copy(made_up(lines), leaf((48, 80), P("data")))
+    told = f"float32[48,80] by jit(f)/dot, sin, {80 * 'x'}... at a.py:7, 4 lines: "
+    assert told in str(caught.value)
