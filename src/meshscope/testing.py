@@ -41,7 +41,9 @@ from ._tables import shape_text, words
 
 __all__ = ["assert_snapshot", "differences", "snapshot"]
 
-FIRST = "# What a device takes, sends and holds in one run: `pytest --update-sharding` writes this file"
+FIRST = (
+    "# What a device takes, sends and holds in one run: `pytest --update-sharding` writes this file"
+)
 TOLERANCE = 0.1  # of scratch memory, which a compiler may lay out in another way
 COLUMNS = re.compile(r"\s{2,}")
 
@@ -123,9 +125,8 @@ def _placed(what: str, shapes: Any, shardings: Any) -> Iterator[_Row]:
             for args, named in (shapes, shardings)
         )
     leaves = _paths.leaves(shapes) if jax.tree.leaves(shapes) else []
-    places = jax.tree.structure(shapes).flatten_up_to(
-        shardings
-    )  # None: the program does not use it
+    structure: Any = jax.tree.structure(shapes)
+    places = structure.flatten_up_to(shardings)  # None: the program does not use it
     kinds = Counter[tuple[str, str]]()
     for (path, leaf), place in zip(leaves, places, strict=True):
         first, dot, rest = path.partition(".")

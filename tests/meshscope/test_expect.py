@@ -103,6 +103,27 @@ def test_no_communication_is_an_empty_list():
         ms.expect(quiet, {("all-gather", "data"): 1})
 
 
+def test_a_collective_among_single_devices_moves_nothing():
+    text = """HloModule jit_f, is_scheduled=true, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+ENTRY %main (v: f32[64]) -> f32[64] {
+  %v = f32[64] parameter(0)
+  ROOT %r = f32[64] all-reduce(%v), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}, to_apply=%add
+}
+"""
+    ms.expect(text, {}, MESH)
+    with pytest.raises(
+        AssertionError, match="all-reduce over data, model: 256 bytes, not expected"
+    ):
+        ms.expect(text.replace("{0},{1},{2},{3},{4},{5},{6},{7}", "{0,1,2,3,4,5,6,7}"), {}, MESH)
+
+
 def test_axes_come_in_any_order():
     total = jax.jit(lambda x: x.sum(0)).lower(shape(P(("data", "model")), 8, 16)).compile()
     for axes in (("data", "model"), ("model", "data")):

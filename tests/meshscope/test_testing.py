@@ -91,6 +91,10 @@ def test_a_spec_has_one_spelling():
     for spec in (P("data"), P("data", None), P(("data",)), P(("data",), None)):
         program = compiled(lambda x: x + 1, shape(spec, 8, 16))
         assert rows(testing.snapshot(program), "input")[0].how == "float32 (8, 16) P('data')"
+    one = jax.make_mesh((8, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    sharding = jax.NamedSharding(one, P(("data", "model")))
+    program = compiled(lambda x: x + 1, jax.ShapeDtypeStruct((8, 16), "float32", sharding=sharding))
+    assert rows(testing.snapshot(program), "input")[0].how == "float32 (8, 16) P('data')"
     program = compiled(lambda x: x + 1, shape(P(None, ("data", "model")), 8, 16))
     assert rows(testing.snapshot(program), "input")[0].how.endswith("P(None, ('data', 'model'))")
 
