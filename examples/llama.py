@@ -120,7 +120,7 @@ def rotate(x_BSHC, turn):
 
 
 def linear(size_in, size_out, spec, rank, dtype, rngs):
-    """Make a matrix, sharded by spec; with a rank, also its two adapters, sharded alike."""
+    """Make a matrix, sharded by spec; with a rank, also two adapters, sharded alike."""
     options = {
         "use_bias": False,
         "param_dtype": dtype,
@@ -174,8 +174,8 @@ class Block(nnx.Module):
 class Llama(nnx.Module):
     def __init__(self, config, rank, rngs):
         D, V, dtype = config.D, config.V, config.dtype
-        spec = {"out_sharding": ("model", "data")}
-        self.embed = nnx.Embed(V, D, param_dtype=dtype, embedding_metadata=spec, rngs=rngs)
+        sharded = {"embedding_metadata": {"out_sharding": ("model", "data")}}
+        self.embed = nnx.Embed(V, D, param_dtype=dtype, rngs=rngs, **sharded)
         self.blocks = nnx.vmap(
             lambda rngs: Block(config, rank, rngs),
             transform_metadata={nnx.PARTITION_NAME: None},
