@@ -214,7 +214,12 @@ def test_with_the_constraint_the_weight_is_fetched(page):
 
     A constraint on the product is not enough on this mesh.
     """
-    moves = traffic(page.fsdp_product, page.x_data_BD, page.w_pieces_DF, mesh=page.mesh)
+
+    def fetched(x_BD, w_DF):
+        whole = jax.NamedSharding(page.mesh, P())
+        return x_BD @ jax.lax.with_sharding_constraint(w_DF, whole)
+
+    moves = traffic(fetched, page.x_data_BD, page.w_pieces_DF, mesh=page.mesh)
     assert [(move.kind, move.axes, move.payload_bytes) for move in moves] == [
         ("all-gather", ("data",), page.w_in_host.nbytes)
     ]
@@ -237,7 +242,16 @@ def test_with_the_constraint_the_weight_is_fetched(page):
 
 def test_one_trace_and_one_program_for_all_devices(page):
     """Two calls trace once and compile once, and the result is on all eight devices."""
-    assert len(page.traces) == 1 and page.run._cache_size() == 1
+    traces = []
+
+    @jax.jit
+    def traced(*inputs):
+        traces.append("traced")
+        return page.run(*inputs)
+
+    for _ in range(2):
+        traced(*page.place(page.mesh))
+    assert len(traces) == traced._cache_size() == page.run._cache_size() == 1
     assert page.y_BD.sharding.device_set == set(page.mesh.devices.flat)
 
 
