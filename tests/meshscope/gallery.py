@@ -6,6 +6,7 @@ A change of any of them is meant, and seen in a browser first, or it is a mistak
 """
 
 import dataclasses
+import gzip
 import itertools
 import os
 import pathlib
@@ -247,6 +248,13 @@ def tables():
     yield "collectives-for-cpu", ms.collectives(half)
     yield "difference-for-cpu", ms.diff(rows[:0], ms.collectives(half))
     yield "collectives-text-for-cpu", ms.collectives(half.as_text(), mesh)
+    kept = FOLDER.parent / "known" / "gpu" / "hidden_gathers.hlo.gz"
+    line = jax.sharding.AbstractMesh((8,), ("data",))
+    overlap = ms.overlap(gzip.decompress(kept.read_bytes()).decode(), line)
+    yield "overlap", overlap
+    yield "overlap-by", overlap.by("kind", "axes", "hidden", "beside")
+    yield "overlap-for-cpu", ms.overlap(total)
+    yield "overlap-none", overlap[:0]
     fields = ("kind", "axes", "dtype", "shape", "payload_bytes", "executions", "inside_loop",
               "op_name", "source_line", "within", "groups", "group_size", "wire_bytes")  # fmt: skip
     yield "by-everything", rows.by(*fields)
