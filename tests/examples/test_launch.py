@@ -17,7 +17,7 @@ from lives import ROOT
 
 import train
 
-pytestmark = pytest.mark.newest  # programs alone
+pytestmark = [pytest.mark.newest, pytest.mark.usefixtures("compiled_once")]  # programs alone
 
 LAUNCH = ROOT / "examples" / "launch"
 STEPS = [*lives.SMALL, "--steps", "4", "--log-every", "1"]

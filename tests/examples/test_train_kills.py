@@ -11,7 +11,7 @@ import time
 import lives
 import pytest
 
-pytestmark = pytest.mark.kills  # programs alone
+pytestmark = [pytest.mark.kills, pytest.mark.usefixtures("compiled_once")]  # programs alone
 
 KILLS = int(os.environ.get("TRAIN_KILLS", "2"))
 SEED = int(os.environ.get("TRAIN_SEED", "16"))

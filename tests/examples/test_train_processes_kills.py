@@ -13,7 +13,7 @@ import lives
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.kills  # programs alone
+pytestmark = [pytest.mark.kills, pytest.mark.usefixtures("compiled_once")]  # programs alone
 
 KILLS = int(os.environ.get("TRAIN_PROCESS_KILLS", "2"))
 SEED = int(os.environ.get("TRAIN_SEED", "18"))
@@ -22,6 +22,7 @@ STEPS = 3 * EVERY * (KILLS + 1)
 HEARTBEAT = 8
 COMMAND = [
     "--strategy", "fsdp-tensor", "--steps", STEPS, "--save-every", EVERY, "--log-every", 1,
+    "--evaluate-every", EVERY,
     "--heartbeat", HEARTBEAT,
 ]  # fmt: skip
 ABORTED = -signal.SIGABRT
@@ -50,8 +51,8 @@ def runs(tmp_path_factory):
         began, said = killed_once(run, victim, rng.randrange(EVERY // 2, 3 * EVERY))
         records.append({"victim": victim, "newest": newest, "began": began, "said": said})
         print(f"process {victim} was killed: began at {began}, came to {lives.last_step(run)}")
-    for folder in (run, root / "never"):
-        with lives.together(folder, 2, *COMMAND) as processes:
+    for folder, more in [(run, ()), (root / "never", ("--steps", STEPS + EVERY))]:
+        with lives.together(folder, 2, *COMMAND, *more) as processes:
             for process in processes:
                 lives.ended(process)
     return run, root / "never", records
@@ -79,17 +80,16 @@ def test_killed_runs_end_with_the_bits_of_one_never_killed(runs):
 def test_each_step_has_one_row_of_metrics(runs):
     run, never, _ = runs
     assert [int(row["step"]) for row in lives.metrics(run)] == [*range(1, STEPS + 1)]
-    assert lives.metrics(run) == lives.metrics(never)
+    assert lives.metrics(run) == lives.metrics(never)[:STEPS]
 
 
-def test_four_processes_go_on_where_two_stopped(runs):
-    """Ten steps more, to rounding."""
+def test_one_process_goes_on_where_two_stopped(runs):
+    """Ten steps more, to rounding. Four at night."""
     run, never, _ = runs
-    more = [*COMMAND, "--steps", STEPS + EVERY]
-    for folder, count in [(run, 4), (never, 2)]:
-        with lives.together(folder, count, *more) as processes:
-            for process in processes:
-                lives.ended(process)
+    count = 1 if KILLS < 10 else 4
+    with lives.together(run, count, *COMMAND, "--steps", STEPS + EVERY) as processes:
+        for process in processes:
+            lives.ended(process)
     ours, theirs = lives.column(run, "loss"), lives.column(never, "loss")
     assert len(ours) == len(theirs) == STEPS + EVERY
     np.testing.assert_allclose(ours[-EVERY:], theirs[-EVERY:], rtol=2e-5)
