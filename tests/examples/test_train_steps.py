@@ -98,7 +98,10 @@ def numbers_of(tree):
 # ---- one model, whatever the strategy ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MESHES)
+TRAINED = [name for name in MESHES if "microbatches" not in name or name.startswith("hsdp")]
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_same_losses_norms_moments_and_weights(name):
     """Each strategy adds up the same float32 numbers in another order."""
     alone, run = trained("data-parallel", devices=1), trained(name)
@@ -117,7 +120,7 @@ def test_same_losses_norms_moments_and_weights(name):
     assert run.losses[3] != run.losses[0]
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", TRAINED)
 def test_nothing_drifts_and_memory_is_donated(name):
     run = trained(name)
     for leaf, place in zip(jax.tree.leaves(run.run), jax.tree.leaves(run.places), strict=True):
@@ -211,11 +214,13 @@ def test_gradients_are_added_up_in_the_dtype_of_the_reduction():
 
 def test_remat_saves_memory_and_changes_no_loss():
     memory, losses = {}, {}
-    mesh = compiled("data-parallel", devices=1)[0]
-    with jax.set_mesh(mesh):
+    alone = trained("data-parallel", devices=1)
+    weights = alone.run.model
+    with jax.set_mesh(alone.mesh):
         for policy in model.REMAT:
-            config = model.Config(**(SIZES | {"S": 128}), remat=policy)
-            graphdef, state = nnx.split(model.Model(config, nnx.Rngs(0)))
+            changed = nnx.clone(weights)
+            changed.config = model.Config(**(SIZES | {"S": 128}), remat=policy)
+            graphdef, state = nnx.split(changed)
 
             def loss(state, graphdef=graphdef):
                 return model.loss_of(nnx.merge(graphdef, state), tokens_of(0, 8, 128))
@@ -292,8 +297,7 @@ def test_logits_and_loss_are_those_of_a_numpy_model():
 def test_norms_do_not_decay_and_matrices_do():
     still = steps.Recipe(1e-2, 0, 40, 1.0, 0.5, 0.95, 0.0, seed=0)
     tx = steps.optimizer_of(still)
-    with jax.set_mesh(compiled("data-parallel", devices=1)[0]):
-        weights = nnx.state(model.Model(SMALL, nnx.Rngs(0)), nnx.Param)
+    weights = nnx.state(trained("data-parallel", devices=1).run.model, nnx.Param)
     nothing = jax.tree.map(jnp.zeros_like, weights)
     updates, _ = tx.update(nothing, tx.init(weights), weights)
     for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
