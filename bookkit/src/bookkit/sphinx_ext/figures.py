@@ -26,7 +26,7 @@ from sphinx.writers.html5 import HTML5Translator
 from bookkit.model.addresses import meaning_of_url
 from bookkit.model.book import Book, Language
 from bookkit.sphinx_ext.folds import is_translation
-from bookkit.words import catalogues
+from bookkit.words.catalogues import catalogue_of
 from bookkit.words.drawn import Translator
 
 logger = logging.getLogger(__name__)
@@ -147,9 +147,7 @@ def draw(app: Sphinx, doctree: nodes.document) -> None:
         if name is None:
             continue
         path = Path(app.srcdir, "book", FIGURES, f"{name}.svg")
-        words = catalogues.paths_of_figures(book, language) if language.path else []
-        for read in (path, *filter(Path.exists, words)):
-            app.env.note_dependency(str(read))
+        app.env.note_dependency(str(path))
         if not path.exists():
             logger.warning(
                 "there is no book/%s%s.svg: `make figures` draws it", FIGURES, name, location=image
@@ -171,7 +169,7 @@ def in_language(book: Book, language: Language, svg: str) -> str:
     """A figure with the words of a language: it carries its messages, and its other words stay."""
     if language == book.languages[0]:
         return svg
-    return Translator(catalogues.for_figures(book, language)).output(svg)
+    return Translator(catalogue_of(book, language).translations).output(svg)
 
 
 def inlined(svg: str, alt: str, prefix: str) -> str:

@@ -20,7 +20,8 @@ from sphinx.application import Sphinx
 
 from bookkit.model.addresses import report_url
 from bookkit.model.book import Book, Language
-from bookkit.words import catalogues
+from bookkit.model.history import last_changes
+from bookkit.words.catalogues import catalogue_of, catalogue_path
 
 LONGEST = 300  # characters of a description; in Chinese each counts twice
 NOT_FOUND = "404"
@@ -38,10 +39,11 @@ def context_of_frame(
     if pagename in app.env.found_docs:
         context["book_edit_url"] = edit_url(book, here, pagename)
         context["book_report_url"] = report_url(book, pagename, book.page_url(pagename, here))
-        if changed := catalogues.last_change(book, pagename, here)[:10]:
+        source = book.source(pagename).relative_to(book.root).as_posix()
+        if changed := last_changes(book.root).get(source, "")[:10]:
             day = datetime.date.fromisoformat(changed)
             context["book_changed"] = {"day": changed, "date": format_date(day, "long", here.code)}
-            context["book_history_url"] = context["book_edit_url"].replace("/edit/", "/commits/")
+            context["book_history_url"] = f"{book.repo}/commits/{book.ref}/{source}"
     if "body" in context:
         context["body"] = EMPTY_HEADER.sub(r"<td\1></td>", context["body"])
     if pagename == NOT_FOUND:
@@ -120,7 +122,7 @@ def edition(book: Book, language: Language) -> dict[str, str]:
 def edit_url(book: Book, language: Language, page: str) -> str:
     """Where a correction is typed: the page's source, or its catalogue where it is translated."""
     path = book.source(page)
-    catalogue = catalogues.catalogue_folder(book, language) / f"{page}.po"
+    catalogue = catalogue_path(book, language)
     if language != book.languages[0] and catalogue.exists():
         path = catalogue
     return f"{book.repo}/edit/{book.ref}/{path.relative_to(book.root).as_posix()}"
@@ -169,7 +171,7 @@ def absolute(root: str, address: str) -> str:
 
 
 def words_when_lost(book: Book, language: Language) -> dict[str, str]:
-    said = catalogues.words_of_site(book, language)
+    known = catalogue_of(book, language).translations
     root = f"{urlsplit(book.site).path}{language.path}"
     words = {
         "title": "There is no page at this address",
@@ -177,7 +179,7 @@ def words_when_lost(book: Book, language: Language) -> dict[str, str]:
         "first": "Introduction",
         "search": "Search",
     }
-    return {name: said(text) for name, text in words.items()} | {
+    return {name: known.get(text, text) for name, text in words.items()} | {
         "code": language.web,
         "first_url": f"{root}{book.pages[0]}.html",
         "search_url": f"{root}search.html",

@@ -1,8 +1,5 @@
 """One site per language: addresses, and three things that Sphinx's translated builds lose."""
 
-import gettext
-from pathlib import Path
-
 from docutils import nodes
 from sphinx.addnodes import toctree
 from sphinx.application import Sphinx
@@ -32,17 +29,7 @@ def mend(app: Sphinx, doctree: nodes.document) -> None:
     # 2. Captions in _toc.yml: they are inserted after the translation.
     for tree in doctree.findall(toctree):
         if tree.get("caption"):
-            tree["caption"] = translated(app, page, tree["caption"])
-
-
-def translated(app: Sphinx, domain: str, text: str) -> str:
-    for folder in app.config.locale_dirs:
-        catalogue = gettext.translation(
-            domain, Path(app.confdir or app.srcdir, folder), [app.config.language], fallback=True
-        )
-        if catalogue.gettext(text) != text:
-            return catalogue.gettext(text)
-    return text
+            tree["caption"] = app.translator.gettext(tree["caption"])
 
 
 # 3. The colon after a label such as "Parameters", which HTML writers put there as it is in English.

@@ -14,7 +14,6 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
-from bookkit.sphinx_ext.languages import translated
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class Formulas(SphinxTransform):
     def apply(self, **_: Any) -> None:
         for node in self.document.findall(nodes.math_block):
             source = node.rawsource or node.astext()
-            node["tex"] = translated(self.app, self.env.docname, source)
+            node["tex"] = self.app.translator.gettext(source)
 
 
 def mathml(node: nodes.Element, block: bool) -> str:

@@ -1,63 +1,68 @@
-"""Translate what Sphinx leaves out: comments in code, drawings, and summaries of folds.
+"""Translate what Sphinx leaves out: comments in code, drawings, and the site's own words.
 
 Comments and drawings are translated when a page is read, after its execution came from the cache:
 no translation changes a cache's key. Text that is not translated, or was edited since, stays
 English, and a banner at the top of its page says how much does.
 """
 
-import functools
+import gettext
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import polib
+import sphinx.locale
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.util.nodes import extract_messages
 
 from bookkit.model.book import Book
-from bookkit.words import catalogues
+from bookkit.words.catalogues import Catalogue, catalogue_of
 from bookkit.words.comments import with_comments
 from bookkit.words.drawn import Translator
-from bookkit.words.messages import code_messages, messages_of_page
-from bookkit.words.notebooks import with_summaries
+from bookkit.words.messages import comments_of_page
 
 PYTHON = {"ipython3", "ipython", "python", "python3"}
 
 
+def catalogue(app: Sphinx) -> Catalogue:
+    book = Book(app.srcdir)
+    return catalogue_of(book, book.language(app.config.language))
+
+
+def words_of_site(app: Sphinx, config: Config) -> None:
+    """The book's catalogue also has the words of templates, which Sphinx looks for in sphinx.po.
+
+    Sphinx's own words are asked for what it does not have.
+    """
+    book = Book(app.srcdir)
+    known = catalogue_of(book, book.language(config.language)).translations
+    if known:
+        file = polib.POFile()
+        file.metadata = {"Content-Type": "text/plain; charset=utf-8"}
+        file.extend(polib.POEntry(msgid=text, msgstr=new) for text, new in known.items())
+        words = gettext.GNUTranslations(io.BytesIO(file.to_binary()))
+        words.add_fallback(app.translator)
+        app.translator = sphinx.locale.translators["general", "sphinx"] = words
+
+
 def translate_page(app: Sphinx, doctree: nodes.document) -> None:
     book = Book(app.srcdir)
-    language = book.language(app.config.language)
-    if language == book.languages[0] or app.builder.format != "html":
-        return
     page = app.env.docname
+    if app.config.language == book.languages[0].code or app.builder.format != "html":
+        return
     if page not in book.pages:
         return
-    folder = catalogues.catalogue_folder(book, language)
-    for path in [
-        folder / "sphinx.po",
-        folder / f"{page}.po",
-        *catalogues.paths_of_code(folder, page),
-    ]:
-        if path.exists():
-            app.env.note_dependency(str(path))
-    translate_comments(doctree, catalogues.for_code(book, language, page))
-    translate_drawings(doctree, translator(app, page))
-    translate_summaries(doctree, catalogues.Catalogue(folder / f"{page}.po").translations)
+    known = catalogue(app)
+    translate_comments(doctree, known.translations)
+    translate_drawings(doctree, Translator(known.translations))
     slant_latin(doctree)
-    app.env.metadata[page]["book_translation"] = count_english(app, page, doctree)
+    app.env.metadata[page]["book_translation"] = count_english(book, page, known, doctree)
 
 
-@functools.lru_cache(maxsize=1)
-def messages_of_build(app: Sphinx) -> dict[str, list[catalogues.Message]]:
-    """The messages of all code: every chapter is parsed for them, so once in a build."""
-    return code_messages(Book(app.srcdir))
-
-
-def translator(app: Sphinx, page: str) -> Translator:
-    book = Book(app.srcdir)
-    return Translator(catalogues.for_code(book, book.language(app.config.language), page))
-
-
-def translate_comments(doctree: nodes.document, messages: dict[str, str]) -> None:
+def translate_comments(doctree: nodes.document, messages: Mapping[str, str]) -> None:
     for block in doctree.findall(nodes.literal_block):
         if block.get("language") in PYTHON:
             new = with_comments(block.astext(), messages)
@@ -83,32 +88,19 @@ def translate_drawings(doctree: nodes.document, translator: Translator) -> None:
                 raw += nodes.Text(new)
 
 
-def translate_summaries(doctree: nodes.document, messages: dict[str, str]) -> None:
-    """The summaries of folds, where they are HTML as an author wrote it."""
-    for raw in doctree.findall(nodes.raw):
-        if "html" in raw.get("format", "").split() and "<summary>" in raw.astext():
-            new = with_summaries(raw.astext(), messages)
-            if new != raw.astext():
-                raw.rawsource, raw.children = new, []
-                raw += nodes.Text(new)
-
-
-def count_english(app: Sphinx, page: str, doctree: nodes.document) -> tuple[int, int]:
+def count_english(
+    book: Book, page: str, known: Catalogue, doctree: nodes.document
+) -> tuple[int, int]:
     """How many of a page's messages are shown in English, and how many there are."""
-    book = Book(app.srcdir)
-    language = book.language(app.config.language)
-    own = catalogues.catalogues_of_page(book, language, page)
-    back = {new: old for old, new in own["text"].translations.items()}
+    back = {new: old for old, new in known.translations.items()}
     # Labels such as "Parameters" are Sphinx's own words, which it has translated already.
     found = [(node, words) for node, words in extract_messages(doctree)
              if not isinstance(node, nodes.field_name)]  # fmt: skip
     texts = [back.get(words, words) if isinstance(node, nodes.image) else words
              for node, words in found]  # fmt: skip
-    texts += [message.text for message in messages_of_page(book, page, [])]  # claims, summaries
-    states = list(own["text"].states(texts).values())
-    if code := own.get("code"):
-        messages = messages_of_build(app)[catalogues.code_name(page)]
-        states += code.states(message.text for message in messages).values()
+    if page in book.chapters:
+        texts += [comment.msgid for comment in comments_of_page(book, page)]
+    states = [known.state(text) for text in dict.fromkeys(texts)]
     return sum(state != "translated" for state in states), len(states)
 
 
@@ -131,10 +123,11 @@ def hero(
     """The drawing of the first page, which no cell made."""
     if pagename == app.config.root_doc:
         svg = Path(app.srcdir, "site", "templates", "hero-drawing.svg").read_text("utf-8")
-        context["book_hero_drawing"] = translator(app, pagename).output(svg)
+        context["book_hero_drawing"] = Translator(catalogue(app).translations).output(svg)
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("config-inited", words_of_site)
     app.connect("doctree-read", translate_page, priority=850)  # before anchors are remembered
     app.connect("html-page-context", banner)
     app.connect("html-page-context", hero)

@@ -13,14 +13,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Language
-from bookkit.words import catalogues
 from bookkit.words.catalogues import Catalogue
 from bookkit.words.comments import with_comments
 
@@ -33,22 +31,6 @@ ENGLISH_LEFT = "The English of this page has changed: what is not translated yet
 BADGE = re.compile(
     r"\[!\[(?P<colab>[^\]]*)\]\((?P<picture>\S+)\)\]\(\S+\) \[(?P<page>[^\]]*)\]\(\S+\)"
 )
-
-
-@dataclass(frozen=True)
-class Translation:
-    """What is known of a page in another language."""
-
-    text: Catalogue
-    words: Mapping[str, str] = field(default_factory=dict)  # of the site's templates
-    code: Mapping[str, str] = field(default_factory=dict)
-
-
-def translation(book: Book, language: Language, page: str) -> Translation:
-    folder = catalogues.catalogue_folder(book, language)
-    words = Catalogue(folder / "sphinx.po").translations
-    code = catalogues.for_code(book, language, page)
-    return Translation(Catalogue(folder / f"{page}.po"), words, code)
 
 
 def messages_in_markdown(markdown: str) -> list[str]:
@@ -143,23 +125,23 @@ def with_cell(row: str, column: int, new: str) -> str:
 
 
 def translate_notebook(
-    notebook: NotebookNode, book: Book, page: str, language: Language, known: Translation
+    notebook: NotebookNode, book: Book, page: str, language: Language, known: Catalogue
 ) -> NotebookNode:
     """A copy of a chapter's notebook in another language."""
     translated = copy.deepcopy(notebook)
     markdown = [cell for cell in translated.cells if cell.cell_type == "markdown"]
     every = [text for cell in markdown for text in messages_in_markdown(BADGE.sub("", cell.source))]
     below = ""
-    if set(known.text.states(every).values()) - {"translated"}:
-        below = f"\n\n<small>{known.words.get(ENGLISH_LEFT, ENGLISH_LEFT)}</small>"
+    if any(known.state(text) != "translated" for text in every):
+        below = f"\n\n<small>{known.translations.get(ENGLISH_LEFT, ENGLISH_LEFT)}</small>"
     for cell in translated.cells:
         if cell.cell_type == "markdown":
-            text = translate_markdown(cell.source, known.text.translations)
+            text = translate_markdown(cell.source, known.translations)
             for folder in ("book/", "_static/figures/"):
                 text = text.replace(f"{book.site}{folder}", f"{book.site}{language.path}{folder}")
-            cell.source = with_badge(text, book, page, language, known.words, below)
+            cell.source = with_badge(text, book, page, language, known.translations, below)
         elif cell.cell_type == "code":
-            cell.source = with_comments(cell.source, known.code)
+            cell.source = with_comments(cell.source, known.translations)
     return translated
 
 

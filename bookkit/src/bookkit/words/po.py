@@ -1,112 +1,120 @@
-"""Write the catalogues for translators: locale/LANGUAGE/LC_MESSAGES/**/*.po, from the English book.
+"""Bring the catalogues for translators up to date: locale/LANGUAGE/LC_MESSAGES/book.po.
 
-    bookkit po            write what changed
-    bookkit po --check    write nothing; name what is out of date and fail
-
-Nothing is executed. A catalogue whose messages did not change is left as it is, byte for byte. A
-message that is new on a page, but whose very text is or was translated somewhere in the book, has
-that translation. An edited one keeps its translation as fuzzy, with the earlier English beside it
-(`#| msgid`). Any other is empty. The last two show English until somebody translates them.
-
-No translation is thrown away: what no page uses any more stands in locale/LANGUAGE/memory.po, and
-is used again when its English comes back, on whatever page.
+Sphinx's gettext builder collects the text of pages and templates; comments in code and words of
+drawings are added (bookkit/words/messages.py), in the order of the book. gettext's msgmerge then
+does what it does in every project: a message whose English did not change stays, an edited one
+keeps its translation as fuzzy with the earlier English beside it (`#| msgid`), and what the book
+no longer says stays at the end (`#~`), where it is found again when its English comes back.
+Nothing is executed.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from bookkit.model.book import Book, Language, Problem, find_root
+import polib
+
+from bookkit.model.book import Book, Problem, find_root
 from bookkit.model.sphinx_command import build_command
-from bookkit.words import catalogues
-from bookkit.words.catalogues import Catalogue, Message
-from bookkit.words.messages import code_messages, messages_of_page
+from bookkit.words.catalogues import DOMAIN, catalogue_of, catalogue_path
+from bookkit.words.messages import unseen_by_sphinx
+
+GET_GETTEXT = "install gettext (apt-get install gettext, brew install gettext, conda/pixi: gettext)"
 
 
-def page_messages(book: Book) -> dict[str, list[Message]]:
-    """The messages of pages and templates by catalogue, as Sphinx takes them apart."""
-    command = build_command(book, book.languages[0], "gettext", book.root / "_build" / "gettext")
-    templates = Path(command[-1])
+def collected_by_sphinx(book: Book) -> list[polib.POEntry]:
+    """The messages of pages and templates, as Sphinx takes them apart."""
+    folder = book.root / "_build" / "gettext"
+    command = build_command(book, book.languages[0], "gettext", folder)
     command.remove("-W")  # a link that leads nowhere is refused when the pages are built
-    command += ["-D", "gettext_location=0", "-D", "nb_execution_mode=off"]
+    command += ["-D", "nb_execution_mode=off"]
     done = subprocess.run(command, cwd=book.root, text=True, capture_output=True)
     if done.returncode:
         raise Problem(f"The texts could not be collected:\n{done.stderr or done.stdout}")
-    found = {}
-    for name in [*book.pages, "sphinx"]:
-        path = templates / f"{name}.pot"
-        if path.exists():
-            texts = [entry.msgid for entry in catalogues.read_catalogue(path) if entry.msgid]
-            found[name] = (
-                [Message(text) for text in texts]
-                if name == "sphinx"
-                else messages_of_page(book, name, texts)
-            )
-    return found
+    paths = [folder / "gettext" / f"{domain}.pot" for domain in (DOMAIN, "sphinx")]
+    return [entry for path in paths if path.exists() for entry in polib.pofile(str(path))
+            if entry.msgid]  # fmt: skip
 
 
-def every_message(book: Book) -> dict[str, list[Message]]:
-    """All messages of the English book as it is now, by catalogue."""
-    return {**page_messages(book), **code_messages(book)}
+def template(book: Book) -> polib.POFile:
+    """Every message of the English book as it is now, once, in the order of the book."""
+    order = {f"{page}.md": n for n, page in enumerate(book.pages)}
+    found: dict[str, polib.POEntry] = {}
+    places: dict[str, list[tuple[int, str, int]]] = {}  # where in the book, file, line
+    reached: dict[str, int] = {}  # the cells of a table have no line: they follow what had one
+    for entry in [*collected_by_sphinx(book), *unseen_by_sphinx(book)]:
+        found.setdefault(entry.msgid, entry)
+        for place, line in entry.occurrences:
+            if file := file_of(place):
+                reached[file] = int(line or 0) or reached.get(file, 0)
+                at = (order.get(file, len(order)), file, reached[file])
+                places.setdefault(entry.msgid, []).append(at)
+    pot = polib.POFile(wrapwidth=0)
+    pot.header = f"{book.config['title']}: messages for translators"
+    pot.metadata = header(book)
+    for text in sorted(found, key=lambda text: min(places[text])):
+        files = dict.fromkeys(file for _, file, _ in sorted(places[text]))
+        about = {"comment": found[text].comment, "flags": found[text].flags}
+        pot.append(polib.POEntry(msgid=text, occurrences=[(file, "") for file in files], **about))
+    return pot
+
+
+def header(book: Book) -> dict[str, str]:
+    """What a new catalogue begins with, and `msgfmt -c` asks for."""
+    title = book.config["title"]
+    return {
+        "Project-Id-Version": title,
+        "Report-Msgid-Bugs-To": f"{book.repo}/issues",
+        "PO-Revision-Date": "2026-11-21 00:00+0000",
+        "Last-Translator": f"the authors of {title}",
+        "Language-Team": "none",
+        "MIME-Version": "1.0",
+        "Content-Type": "text/plain; charset=UTF-8",
+        "Content-Transfer-Encoding": "8bit",
+    }
+
+
+def file_of(place: str) -> str:
+    """book/01-mesh.md of ../../../book/01-mesh.md; "" for the rest of "file:docstring of name"."""
+    found = re.fullmatch(r"(?:\.\./)*([^:]+/[^:]+?)(?::docstring)?", place)
+    return found[1] if found else ""
+
+
+def run_gettext(program: str, *arguments: str | Path) -> None:
+    if not shutil.which(program):
+        raise Problem(f"{program} was not found: {GET_GETTEXT}")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise Problem(f"{program} failed:\n{done.stderr.strip()}")
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
-    options = argparse.ArgumentParser(prog="bookkit po", description=__doc__.split("\n")[0])
-    options.add_argument("--check", action="store_true", help="only say what is out of date")
-    check, root = options.parse_args(arguments).check, root or find_root()
-    book = Book(root)
-    messages = every_message(book)
-    everywhere = {message.text for found in messages.values() for message in found}
-    changed: list[str] = []
+    argparse.ArgumentParser(prog="bookkit po", description=__doc__.split("\n")[0]).parse_args(
+        arguments
+    )
+    book = Book(root or find_root())
+    pot, path = template(book), book.root / "_build" / "gettext" / f"{DOMAIN}.pot"
+    pot.save(str(path))
     for language in book.languages[1:]:
-        changed += update_language(book, language, messages, everywhere, check)
-    if check and changed:
-        raise Problem(f"Out of date: {', '.join(changed)}. Run `make po` and commit.")
-    print("\n".join(changed) or "all up to date")
-
-
-def update_language(
-    book: Book,
-    language: Language,
-    messages: dict[str, list[Message]],
-    everywhere: Collection[str],
-    check: bool,
-) -> list[str]:
-    """Bring a language's catalogues up to date, unless `check`, and say which."""
-    folder = catalogues.catalogue_folder(book, language)
-    memory_file = catalogues.memory_path(book, language)
-    title = f"{book.config['title']}: {language.name}"
-    paths = [*sorted(folder.rglob("*.po")), *filter(Path.exists, [memory_file])]
-    memory = catalogues.remembered(paths)
-    wanted = {folder / f"{name}.po": found for name, found in messages.items()}
-    changed, used = [], set[str]()
-    done = total = 0
-    for path, found in wanted.items():
-        old = catalogues.read_catalogue(path) if path.exists() else None
-        entries = catalogues.updated(old, found, memory, everywhere)
-        used |= {entry.msgid for entry in entries if entry.msgstr and not entry.fuzzy}
-        if catalogues.write_catalogue(path, entries, title, language.code, dry=check):
-            changed.append(path)
-        states = Catalogue(path).states(message.text for message in found)
-        done += sum(state == "translated" for state in states.values())
-        total += len(states)
-    unused, about = catalogues.unused(memory, used), f"{title}, not in the book now"
-    if catalogues.write_catalogue(memory_file, unused, about, language.code, dry=check):
-        changed.append(memory_file)
-    gone = [path for path in paths if path not in wanted and path != memory_file]
-    print(f"{language.name}: {done} of {total} messages translated, in {shown(book, folder)}")
-    if check:
-        return [shown(book, path) for path in [*changed, *gone]]
-    for path in gone:
-        path.unlink()
-    said = [f"wrote {shown(book, path)}" for path in changed]
-    return said + [
-        f"removed {shown(book, path)}, of no page; {memory_file.name} has it" for path in gone
-    ]
-
-
-def shown(book: Book, path: Path) -> str:
-    return path.relative_to(book.root).as_posix()
+        catalogue = catalogue_path(book, language)
+        if catalogue.exists():
+            memory = catalogue.parent.parent / "memory.po"
+            known = [f"--compendium={memory}"] * memory.exists()
+            update = ("--quiet", "--previous", "--no-wrap", "--update", "--backup=none")
+            run_gettext("msgmerge", *update, *known, catalogue, path)
+        else:
+            catalogue.parent.mkdir(parents=True, exist_ok=True)
+            start = ("--no-translator", "--no-wrap", f"--locale={language.code}")
+            run_gettext("msginit", *start, "-i", path, "-o", catalogue)
+        now = catalogue_of(book, language)
+        states = [now.state(entry.msgid) for entry in pot]
+        print(
+            f"{language.name}: {states.count('translated')} of {len(states)} messages are "
+            f"translated, {states.count('fuzzy')} fuzzy, {states.count('missing')} missing: "
+            f"{catalogue.relative_to(book.root).as_posix()}"
+        )

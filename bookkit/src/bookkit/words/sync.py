@@ -37,7 +37,8 @@ from bookkit.model.package import (
     with_cell_hash,
     with_requirement,
 )
-from bookkit.words.notebooks import translate_notebook, translation
+from bookkit.words.catalogues import catalogue_of
+from bookkit.words.notebooks import translate_notebook
 
 CLAIMS = re.compile(r"\n*^✓ \d+ claims? on this page[^\n]*\n*\Z", re.M)
 SETUP_CELL = re.compile(r"(?ms)(^:tags: \[setup, hide-cell\]\n\n).*?(?=^```$)")
@@ -93,7 +94,7 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
         notebook = as_notebook(text)
         yield book.notebook(page), nbformat.writes(notebook) + "\n"
         for language in book.languages[1:]:
-            known = translation(book, language, page)
+            known = catalogue_of(book, language)
             translated = translate_notebook(notebook, book, page, language, known)
             yield book.notebook(page, language), nbformat.writes(translated) + "\n"
 
