@@ -22,6 +22,9 @@ from toy import FRONT, ROOT, link_site
 PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
 
 
+CATALOGUE = "locale/zh_TW/LC_MESSAGES/book.po"
+
+
 def message(english, chinese):
     return f'msgid "{english}"\nmsgstr "{chinese}"\n\n'
 
@@ -72,11 +75,12 @@ def book(tmp_path_factory):
         "  - caption: Foundations\n    chapters:\n      - file: book/01-toy\n"
     )
     book = Book(root)
-    catalogues = root / "locale" / "zh_TW" / "LC_MESSAGES" / "book"
-    catalogues.mkdir(parents=True)
-    (catalogues / "00-intro.po").write_text(PO + message("Foundations", "基礎"), "utf-8")
-    (catalogues / "01-toy.po").write_text(
+    catalogue = root / CATALOGUE
+    catalogue.parent.mkdir(parents=True)
+    catalogue.write_text(
         PO
+        + message("Foundations", "基礎")
+        + message("Start reading", "開始閱讀")
         + message("A toy is a claim", "玩具就是主張")
         + message("**Mind** the gap.", "**小心** *axis* *重新*分片規格。")
         + message(LINKS.format(book.site), LINKS.format(book.site).replace("there", "那裡")),
@@ -115,6 +119,8 @@ def test_what_is_translated_is_chinese_and_the_rest_is_english(book):
     assert "玩具就是主張" in article(book, CHINESE) and "玩具" not in article(book, ENGLISH)
     assert "小心" in article(book, CHINESE) and "The cost is" in article(book, CHINESE)
     assert "基礎" in html(book, CHINESE) and "Foundations" in html(book, ENGLISH)
+    first = html(book, "zh-TW/book/00-intro.html")  # words of the site: ours, then Sphinx's own
+    assert "開始閱讀" in first and "搜尋" in first and "Chapters" in first
 
 
 def test_a_page_has_a_markdown_twin_that_llms_txt_lists(book):
@@ -155,7 +161,7 @@ def test_pages_know_their_translations_and_their_notebook(book):
 def test_pages_say_what_they_are_about_and_where_to_mend_them(book):
     for file, source, words in (
         (ENGLISH, "book/01-toy.md", "Sharding specs are there, all here."),
-        (CHINESE, "locale/zh_TW/LC_MESSAGES/book/01-toy.po", "Sharding specs are 那裡, all here."),
+        (CHINESE, CATALOGUE, "Sharding specs are 那裡, all here."),
         ("book/00-intro.html", "book/00-intro.md", "How long? One meter. All in bold."),
     ):
         assert f'<meta name="description" content="{words}">' in html(book, file)
@@ -343,7 +349,7 @@ def test_jupyter_book_as_typed_leaves_the_site_alone(book):
 def test_an_edit_of_prose_and_a_translation_execute_nothing(book):
     page = book.source("book/01-toy")
     page.write_text(page.read_text().replace("The cost is", "The price is"))
-    catalogue = book.root / "locale/zh_TW/LC_MESSAGES/book/01-toy.po"
+    catalogue = book.root / CATALOGUE
     catalogue.write_text(catalogue.read_text("utf-8").replace("玩具就是主張", "玩具"), "utf-8")
     assert execute.missing(book) == []
     build.main([], book.root)

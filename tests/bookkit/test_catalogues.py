@@ -1,261 +1,168 @@
-"""`make po` keeps every translation: an edit makes exactly one message stale."""
+"""`make po` is gettext's msgmerge: an edit makes exactly one message fuzzy, and nothing is lost."""
 
+import difflib
+import re
 import shutil
 
 import polib
 import pytest
 
 from bookkit.model.book import Book, Problem
-from bookkit.words import catalogues, po
-from bookkit.words.catalogues import Catalogue, Message
-from toy import ROOT
+from bookkit.words import po
+from bookkit.words.catalogues import catalogue_of, catalogue_path, has_words
+from bookkit.words.messages import is_plain
+from toy import FRONT, ROOT, code
 
-PAGE = [
+ONE = [
     "A mesh is a grid of devices with names",
     "Eight devices stand in two rows and four columns.",
     "Two matmuls run on eight devices, and `jax.jit` compiles one program.",
-    "What moves?",
-    "Nothing moves: $n = 0$.",
-    "`x_BD`",
+    "Nothing moves.",
 ]
-
-
-def update(path, texts, memory=(), everywhere=()):
-    old = catalogues.read_catalogue(path) if path.exists() else None
-    entries = catalogues.updated(old, [Message(text) for text in texts], dict(memory), everywhere)
-    return catalogues.write_catalogue(path, entries, "Toy: 中文", "zh_TW")
-
-
-@pytest.fixture
-def path(tmp_path):
-    """A page's catalogue, all of it translated."""
-    path = tmp_path / "locale" / "page.po"
-    assert update(path, PAGE)
-    catalogue = catalogues.read_catalogue(path)
-    for number, entry in enumerate(catalogue):
-        entry.msgstr = f"第 {number} 句"
-    catalogue.save(str(path))
-    return path
-
-
-def states(path, texts=PAGE):
-    return list(Catalogue(path).states(texts).values())
-
-
-def test_a_second_run_changes_nothing(path):
-    before = path.read_bytes()
-    assert not update(path, PAGE) and path.read_bytes() == before
-    assert states(path) == ["translated"] * 6
-
-
-def test_a_file_as_other_editors_write_it_is_left_alone(path):
-    wrapped = polib.pofile(str(path), wrapwidth=30)
-    wrapped.metadata["X-Generator"] = "Poedit 3.5"
-    wrapped.save(str(path))
-    before = path.read_bytes()
-    assert not update(path, PAGE) and path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "edited",
-    [
-        "Two matmuls run on eight devices, and `jax.jit` compiles one program for all of them.",
-        "One program, compiled once.",  # nothing alike, but it stands in the same place
-    ],
-)
-def test_an_edited_paragraph_is_stale_and_nothing_else_changes(path, edited):
-    page = [*PAGE[:2], edited, *PAGE[3:]]
-    before = path.read_text("utf-8").split("\n\n")
-    assert update(path, page)
-    after = path.read_text("utf-8").split("\n\n")
-    assert [n for n, (one, two) in enumerate(zip(before, after, strict=True)) if one != two] == [3]
-    entry = catalogues.read_catalogue(path).find(edited)
-    assert entry.fuzzy and entry.previous_msgid == PAGE[2] and entry.msgstr == "第 2 句"
-    assert edited not in Catalogue(path).translations
-    assert states(path, page) == ["translated"] * 2 + ["stale"] + ["translated"] * 3
-    assert not update(path, page)  # and stays so
-    again = [*PAGE[:2], edited.replace("One", "A"), *PAGE[3:]]
-    update(path, again)  # edited once more: the translator sees what the translation was made from
-    assert catalogues.read_catalogue(path).find(again[2]).previous_msgid == PAGE[2]
-
-
-def test_an_edit_is_noticed_before_make_po(path):
-    page = [*PAGE[:2], PAGE[2].replace("eight", "8"), "Something new stands here.", *PAGE[3:]]
-    found = Catalogue(path).states(page)
-    assert found[page[2]] == "stale" and found[page[3]] == "missing"
-    assert sum(state == "translated" for state in found.values()) == 5
-
-
-def test_a_new_paragraph_takes_no_translation_from_its_neighbours(path):
-    new = "Two matmuls run on eight devices, and `jax.jit` compiles one more program."
-    update(path, [*PAGE[:3], new, *PAGE[3:]])
-    assert states(path, [new]) == ["missing"] and states(path) == ["translated"] * 6
-
-
-def test_a_paragraph_that_moved_from_another_page_is_still_translated(path, tmp_path):
-    other = tmp_path / "other.po"
-    update(other, ["Nothing.", PAGE[1]], Catalogue(path).translations)
-    assert Catalogue(other).translations == {PAGE[1]: "第 1 句"}
-
-
-def test_what_is_translated_elsewhere_finishes_a_message_that_is_not(path):
-    catalogue = catalogues.read_catalogue(path)
-    catalogue[1].msgstr = ""
-    catalogue[2].flags, catalogue[2].previous_msgid = ["fuzzy"], "Earlier."
-    catalogue[3].flags = ["fuzzy"]  # a translator's own doubt
-    catalogue.save(str(path))
-    update(path, PAGE, {text: "別處" for text in PAGE[:4]})
-    assert [entry.msgstr for entry in catalogues.read_catalogue(path)][:4] == [
-        "第 0 句",
-        "別處",
-        "別處",
-        "第 3 句",
-    ]
-    assert states(path)[:4] == ["translated"] * 3 + ["stale"]
-
-
-def test_a_paragraph_that_moved_and_was_edited_brings_its_translation_to_be_corrected(tmp_path):
-    moved, memory = PAGE[2].replace("eight", "8"), {PAGE[2]: "第 2 句", "What else?": "還有呢？"}
-    update(tmp_path / "gone.po", ["A title", moved], memory)
-    entry = catalogues.read_catalogue(tmp_path / "gone.po")[1]
-    assert (entry.msgstr, entry.previous_msgid, entry.fuzzy) == ("第 2 句", PAGE[2], True)
-    update(
-        tmp_path / "other.po", ["A title", moved], memory, {PAGE[2]}
-    )  # still elsewhere: a neighbour
-    assert states(tmp_path / "other.po", ["A title", moved]) == ["missing"] * 2
-
-
-def test_in_the_place_of_a_text_that_moved_to_another_page_stands_a_new_one(path):
-    page = [*PAGE[:2], "One program, compiled once.", *PAGE[3:]]
-    update(path, page, everywhere=[*page, PAGE[2]])
-    assert states(path, page)[2] == "missing"
-
-
-# The whole of a language: `make po`.
+DRAWN = '<svg xmlns="http://www.w3.org/2000/svg"><text data-message="{n} devices&#10;here">8</text></svg>'
 
 
 @pytest.fixture
 def book(tmp_path, monkeypatch):
-    """A book of two pages, and how to set their messages: book.say(one=[…], two=[…])."""
+    """A book of two pages: book.say(one=[…], two=[…]) sets their paragraphs and runs `make po`."""
+    if not shutil.which("msgmerge"):
+        pytest.skip(po.GET_GETTEXT)
     shutil.copyfile(ROOT / "_config.yml", tmp_path / "_config.yml")
     (tmp_path / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/one\nchapters: [file: book/two]\n"
+        "format: jb-book\nroot: book/two\nchapters: [file: book/one]\n"
     )
-    now = {}
-    monkeypatch.setattr(po, "every_message", lambda book: now)
+    (tmp_path / "book" / "figures").mkdir(parents=True)
+    (tmp_path / "_build" / "gettext").mkdir(parents=True)
+    for name in ("one", "two"):
+        (tmp_path / "book" / f"{name}.md").write_text(f"# {name}\n")
 
     class Toy(Book):
         def say(self, **pages):
-            now.clear()
-            now.update(
-                {f"book/{name}": [Message(text) for text in texts] for name, texts in pages.items()}
-            )
+            found = [
+                polib.POEntry(msgid=text, occurrences=[(f"../../../book/{name}.md", str(line))])
+                for name, texts in pages.items()
+                for line, text in enumerate(texts, 1)
+            ]
+            monkeypatch.setattr(po, "collected_by_sphinx", lambda book: found)
             po.main([], self.root)
 
-        def file(self, name):
-            return self.root / "locale" / "zh_TW" / name
+        @property
+        def file(self):
+            return catalogue_path(self, self.languages[1])
 
-        def translate(self, name):
-            catalogue = catalogues.read_catalogue(self.file(f"LC_MESSAGES/book/{name}.po"))
+        @property
+        def known(self):
+            return catalogue_of(self, self.languages[1])
+
+        def translate(self):
+            catalogue = polib.pofile(str(self.file), wrapwidth=0)
             for entry in catalogue:
                 entry.msgstr, entry.flags, entry.previous_msgid = f"（{entry.msgid}）", [], None
-            catalogue.save(str(catalogue.fpath))
-
-        def known(self, name):
-            return Catalogue(self.file(name)).translations
+            catalogue.save(str(self.file))
 
     return Toy(tmp_path)
 
 
-def test_nothing_that_was_translated_is_lost(book):
-    book.say(one=PAGE, two=["Other words."])
-    assert not book.file("memory.po").exists()  # nothing to remember yet
-    book.translate("one")
-    edited = PAGE[2].replace("eight", "8")
-    book.say(one=[*PAGE[:2], edited], two=["Other words."])
-    was = {text: f"（{text}）" for text in PAGE}
-    assert book.known("memory.po") == {text: was[text] for text in PAGE[2:]}
-    book.translate("one")  # the edited one is corrected: what it was stays known
-    book.say(one=[*PAGE[:2], edited], two=["Other words."])
-    assert book.known("memory.po")[PAGE[2]] == was[PAGE[2]]
-    book.say(one=[PAGE[0]], two=[PAGE[3], PAGE[1], edited])  # moved, and come back
-    assert book.known("LC_MESSAGES/book/two.po") == {
-        PAGE[3]: was[PAGE[3]],
-        PAGE[1]: was[PAGE[1]],
-        edited: f"（{edited}）",
-    }
-    assert PAGE[3] not in book.known("memory.po") and was.items() <= everything(book).items()
+@pytest.fixture
+def translated(book):
+    book.say(one=ONE, two=["Other words."])
+    book.translate()
+    book.say(one=ONE, two=["Other words."])
+    return book
 
 
-def test_the_catalogue_of_a_page_that_is_gone_is_remembered(book, capsys):
-    book.say(one=PAGE, two=["Other words."])
-    book.translate("two")
-    book.say(one=PAGE)
-    assert (
-        "removed locale/zh_TW/LC_MESSAGES/book/two.po, of no page; memory.po has it"
-        in capsys.readouterr().out
+def test_a_second_run_changes_no_byte(translated):
+    before = translated.file.read_bytes()
+    translated.say(one=ONE, two=["Other words."])
+    assert translated.file.read_bytes() == before
+    assert {translated.known.state(text) for text in ONE} == {"translated"}
+
+
+def test_an_edit_marks_its_own_message_and_keeps_the_earlier_english(translated):
+    before = translated.file.read_text("utf-8").split("\n")
+    edited = ONE[2].replace("eight", "8")
+    translated.say(one=[*ONE[:2], edited, ONE[3]], two=["Other words."])
+    after = translated.file.read_text("utf-8").split("\n")
+    changed = [one for one in difflib.ndiff(before, after) if one[0] in "+-"]
+    assert sorted(changed) == sorted(
+        ["+ #, fuzzy", f'+ #| msgid "{ONE[2]}"', f'- msgid "{ONE[2]}"', f'+ msgid "{edited}"']
     )
-    assert book.known("memory.po") == {"Other words.": "（Other words.）"}
+    known = translated.known
+    assert known.state(edited) == "fuzzy" and edited not in known.translations
+    assert known.entries[edited].msgstr == f"（{ONE[2]}）"
+    assert known.state("Something new.") == "missing" and known.state("$n = 0$") == "translated"
+    again = edited.replace("Two", "2")  # the translator sees what the translation was made from
+    translated.say(one=[*ONE[:2], again, ONE[3]], two=["Other words."])
+    assert translated.known.entries[again].previous_msgid == ONE[2]
 
 
-def test_what_earlier_catalogues_kept_of_gone_text_is_moved(book):
-    book.say(one=PAGE[:2], two=["Other words."])
-    path = book.file("LC_MESSAGES/book/one.po")
-    path.write_text(
-        path.read_text("utf-8") + f'\n#~ msgid "{PAGE[4]}"\n#~ msgstr "沒有"\n', "utf-8"
-    )
-    book.say(one=PAGE[:2], two=["Other words."])
-    assert not catalogues.read_catalogue(path).obsolete_entries()
-    assert book.known("memory.po") == {PAGE[4]: "沒有"}
+def test_what_the_book_no_longer_says_is_kept_and_found_again(translated):
+    translated.say(one=ONE[:1], two=["Other words."])
+    assert f'#~ msgid "{ONE[3]}"' in translated.file.read_text("utf-8")
+    assert ONE[3] not in translated.known.entries
+    translated.say(one=ONE[:1], two=[ONE[3], "Other words."])  # on another page
+    assert translated.known.translations[ONE[3]] == f"（{ONE[3]}）"
 
 
-def test_a_second_run_writes_nothing_and_check_names_what_is_old(book, capsys):
-    book.say(one=PAGE, two=["Other words."])
-    book.translate("one")
-    book.say(one=PAGE[:4], two=["Other words."])
-    files = sorted(book.root.rglob("*.po"))
-    before = [path.read_bytes() for path in files]
-    po.main([], book.root)
-    po.main(["--check"], book.root)
-    assert "all up to date" in capsys.readouterr().out
-    assert [path.read_bytes() for path in files] == before
-    book.file("memory.po").unlink()
-    book.file("LC_MESSAGES/book/gone.po").write_bytes(before[0])
-    with pytest.raises(Problem, match=r"Out of date: locale/.*gone\.po\. Run `make po`"):
-        po.main(["--check"], book.root)
-    assert book.file("LC_MESSAGES/book/gone.po").exists()
+def test_what_was_translated_before_the_catalogue_is_found_in_memory(book):
+    memory = polib.POFile()
+    memory.metadata = {"Content-Type": "text/plain; charset=UTF-8"}
+    memory.append(polib.POEntry(msgid=ONE[1], msgstr="第二句"))
+    book.say(one=["New."], two=["Other words."])
+    path = book.file.parent.parent / "memory.po"
+    memory.save(str(path))
+    before = path.read_bytes()
+    book.say(one=ONE, two=["Other words."])
+    assert book.known.translations == {ONE[1]: "第二句"} and path.read_bytes() == before
 
 
-def everything(book):
-    return catalogues.remembered(book.root.rglob("*.po"))
+def test_a_new_language_begins_with_a_catalogue_that_gettext_accepts(book, capsys):
+    book.say(one=ONE, two=["Other words."])
+    assert '"Language: zh_TW\\n"' in book.file.read_text("utf-8")
+    po.run_gettext("msgfmt", "--check", "-o", "/dev/null", book.file)
+    said = capsys.readouterr().out
+    assert said.endswith(" missing: locale/zh_TW/LC_MESSAGES/book.po\n") and " 0 fuzzy" in said
 
 
-def test_what_translators_write_beside_a_message_stays(path):
-    catalogue = catalogues.read_catalogue(path)
-    catalogue[1].tcomment, catalogue[1].flags = "see the glossary", ["no-wrap"]
-    catalogue.save(str(path))
-    update(path, [*PAGE, "One more."])
-    entry = catalogues.read_catalogue(path)[1]
-    assert entry.tcomment == "see the glossary" and entry.flags == ["no-wrap"]
+def test_messages_stand_once_in_the_order_of_the_book_with_their_files(book):
+    source = f"{FRONT}\n# one\n\n{code('# @title Setup', 'setup')}\n\n{code('x = 1  # a grid')}\n"
+    (book.root / "book" / "one.md").write_text(source)
+    (book.root / "book" / "figures" / "grid.svg").write_text(DRAWN)
+    book.say(one=["one", "Last.", "Both."], two=["two", "Both."])
+    found = {entry.msgid: entry for entry in po.template(book)}
+    ours = [text for text in found if "_messages.py" not in str(found[text].occurrences)]
+    assert ours == ["two", "Both.", "one", "Last.", "Setup", "a grid", "{n} devices\nhere"]
+    files = [[file for file, _ in found[text].occurrences] for text in ours]
+    assert files[1] == ["book/two.md", "book/one.md"] and files[5] == ["book/one.md"]
+    assert files[6] == ["book/figures/grid.svg"] and not re.search(r"#:.*\.md:\d", str(found))
+    assert [is_plain(found[text]) for text in ours] == [False] * 4 + [True] * 3
+    assert found["a grid"].comment == "Comment beside this code: x = 1"
+    assert "python-brace-format" in found["{n} devices\nhere"].flags
+    assert found["{n} devices\nhere"].comment.endswith("keep their number.")
 
 
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        ("`jax.jit`", False),
-        ("$x[B_{data}]$", False),
-        ("8 × 16", False),
-        ("![alt](https://x)", False),
-        ("[`a` · `` b`c ``](https://x.org/y#z)", False),
-        ("(`a`)", False),
-        ("[`a` and more](https://x.org)", True),
-        ("tuple[str, ...] | None", False),
-        ("`P` and `Q`", True),
-        ("None of them", True),
-        ("bytes", True),
-        ("JAX", True),
-        ("$n$ devices", True),
-    ],
-)
-def test_what_needs_a_translation(text, words):
-    assert catalogues.has_words(text) is words
+@pytest.mark.parametrize("place, file", [
+    ("../../../book/01-mesh.md", "book/01-mesh.md"), ("of", ""), ("meshscope._show.show", ""),
+    ("../../../src/meshscope/_show.py:docstring", "src/meshscope/_show.py"),
+])  # fmt: skip
+def test_the_file_of_what_sphinx_says(place, file):
+    assert po.file_of(place) == file
+
+
+def test_without_gettext_one_sentence_says_how_to_get_it(book, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Problem, match=r"msginit was not found: install gettext \(apt-get install "):
+        book.say(one=ONE)
+
+
+@pytest.mark.parametrize("text", [
+    "`jax.jit`", "$x[B_{data}]$", "8 × 16", "![alt](https://x)", "(`a`)", "tuple[str, ...] | None",
+    "[`a` · `` b`c ``](https://x.org/y#z)",
+])  # fmt: skip
+def test_what_needs_no_translation(text):
+    assert not has_words(text)
+
+
+@pytest.mark.parametrize("text", ["[`a` and more](https://x.org)", "`P` and `Q`", "bytes", "JAX", "$n$ devices"])  # fmt: skip
+def test_what_needs_a_translation(text):
+    assert has_words(text)

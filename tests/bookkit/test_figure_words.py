@@ -9,10 +9,9 @@ import pytest
 
 from bookkit.model.book import Book
 from bookkit.sphinx_ext.figures import in_language
-from bookkit.words import catalogues, report
 from bookkit.words.catalogues import has_words
 from bookkit.words.drawn import PLACE, Translator, messages_in_drawing
-from bookkit.words.messages import code_messages, figure_messages
+from bookkit.words.messages import drawn_messages
 from toy import ROOT
 
 sys.path.insert(0, str(ROOT / "book" / "figures"))
@@ -20,7 +19,7 @@ import kit
 
 BOOK = Book()
 FIGURES = sorted((ROOT / "book" / "figures").glob("*.svg"))
-MESSAGES = code_messages(BOOK)
+MESSAGES = list(drawn_messages(BOOK))
 
 
 def drawing(*parts):
@@ -102,7 +101,7 @@ def test_the_lines_of_a_message_are_one_sentence():
 
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)
 def test_a_made_up_language_reaches_every_message(path):
-    known = {message.text for name in ("drawings", "figures") for message in MESSAGES[name]}
+    known = {message.msgid for message in MESSAGES}
     told = {text: "\n".join(f"⟦{line}⟧" for line in text.split("\n")) for text in known}
     svg = path.read_text("utf-8")
     assert {text for text in messages_in_drawing(svg) if has_words(PLACE.sub("", text))} <= known
@@ -120,41 +119,14 @@ def test_a_made_up_language_reaches_every_message(path):
 
 
 def test_every_message_says_in_which_figures_it_is():
-    comments = {message.text: message.comment for message in MESSAGES["figures"]}
-    assert comments["Nothing cast"] == "In a drawing. Figure: accumulate."
+    figures = {(message.msgid, file) for message in MESSAGES for file, _ in message.occurrences}
+    assert ("Nothing cast", "book/figures/accumulate.svg") in figures
+    for name in ("named_grid", "strategy_grid"):
+        assert ("FSDP\n× tensor", f"book/figures/{name}.svg") in figures
+    assert ("nothing", "src/meshscope/_messages.py") in figures
+    comments = {message.msgid: message.comment for message in MESSAGES}
+    assert comments["Nothing cast"] == "In a drawing."
     assert "Names in braces" in comments["process {number}"]
-    assert comments["FSDP\n× tensor"].endswith("Figures: named_grid, strategy_grid. "
-                                               "Each line is one in the figure too: keep their number.")  # fmt: skip
-    assert not {message.text for message in MESSAGES["drawings"]} & comments.keys()
-
-
-def test_an_edited_word_of_a_figure_is_stale_and_its_program_is_named(tmp_path):
-    folder = tmp_path / "book" / "figures"
-    folder.mkdir(parents=True)
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (folder / "one.py").write_text('def draw():\n    return text(0, 0, say("Nothing is cast"))\n')
-    for words in ("Nothing is cast", "never seen before"):
-        (folder / f"{len(words)}.svg").write_text(drawing(kit.text(0, 0, kit.say(words))))
-    book = Book(tmp_path)
-    messages = figure_messages(book, set())
-    known = catalogues.Catalogue(ROOT / "locale" / "zh_TW" / "LC_MESSAGES" / "figures.po")
-    states = known.states(message.text for message in messages)
-    assert states == {"Nothing is cast": "stale", "never seen before": "missing"}
-    assert report.place_of_message(book, "figures", "Nothing is cast") == "book/figures/one.py:2"
-
-
-def test_a_line_more_than_the_figure_has_is_named(tmp_path):
-    path = tmp_path / "figures.po"
-    for told, findings in (("一張\\n記憶體", []), ("一張", []), ("一\\n張\\n記憶體", ["lines"])):
-        path.write_text(
-            f'msgid ""\nmsgstr "Language: ja\\n"\n\nmsgid "memory\\nof one"\nmsgstr "{told}"\n',
-            "utf-8",
-        )
-        found = report.check_catalogue(
-            tmp_path, path, "figures", report.read_house(tmp_path / "none.toml")
-        )
-        assert [one.finding.check for one in found] == findings
 
 
 def test_figures_have_chinese_words_on_chinese_pages():

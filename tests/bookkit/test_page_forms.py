@@ -16,7 +16,8 @@ from bookkit.model.book import Book, Problem
 from bookkit.site import build
 from bookkit.sphinx_ext.figures import anchor_words, inlined
 from bookkit.sphinx_ext.mathml import mathml
-from bookkit.words import catalogues, po, sync
+from bookkit.words import po, sync
+from bookkit.words.catalogues import catalogue_of, catalogue_path, has_words
 from chromium import chromium
 from toy import FRONT, ROOT, code, link_site
 
@@ -132,16 +133,21 @@ def book(tmp_path_factory):
     )
     (root / "book" / "03-toy.md").write_text(page(book))
     (root / "book" / "messages" / "messages-toy.md").write_text(reference(book))
-    po.main([], root)
-    for path in catalogues.catalogue_folder(book, book.language(PSEUDO)).rglob("*.po"):
-        catalogue = catalogues.read_catalogue(path)
-        for entry in catalogue:
-            if catalogues.has_words(entry.msgid):
-                entry.msgstr = bracketed(entry.msgid)
-        catalogue.save(str(path))
+    translate(book)
     sync.main([], root)
     build.main([], root)
     return book
+
+
+def translate(book):
+    """Fill the catalogue of the made-up language, from the template that `make po` merges into it."""
+    catalogue = po.template(book)
+    for entry in catalogue:
+        if has_words(entry.msgid):
+            entry.msgstr = bracketed(entry.msgid)
+    path = catalogue_path(book, book.language(PSEUDO))
+    path.parent.mkdir(parents=True)
+    catalogue.save(str(path))
 
 
 def bracketed(text):
@@ -294,8 +300,7 @@ def test_an_entry_that_is_called_like_another_heading_fails_the_build(book):
 
 
 def test_captions_and_alternatives_are_messages_of_the_page(book):
-    folder = catalogues.catalogue_folder(book, book.language(PSEUDO))
-    found = catalogues.Catalogue(folder / "book" / "03-toy.po").entries
+    found = catalogue_of(book, book.language(PSEUDO)).entries
     for text in ("A square. It has four sides.", "An aside",
                  "*The **square** of two, by `math`. A second sentence.*"):  # fmt: skip
         assert text in found

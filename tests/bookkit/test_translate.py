@@ -1,7 +1,7 @@
 """Translated notebooks: each message replaced, everything else byte for byte."""
 
-import json
 import re
+from pathlib import Path
 
 import nbformat
 
@@ -9,7 +9,6 @@ from bookkit.model.book import Book
 from bookkit.words.catalogues import Catalogue
 from bookkit.words.notebooks import (
     ENGLISH_LEFT,
-    Translation,
     messages_in_markdown,
     summaries,
     translate_markdown,
@@ -98,29 +97,12 @@ def test_without_messages_nothing_changes():
     assert translate_markdown(text, {}) == text
 
 
-def test_fuzzy_messages_fall_back_to_english(tmp_path):
-    path = tmp_path / "x.po"
-    path.write_text(
-        'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n'
-        'msgid "a"\nmsgstr "甲"\n\n#, fuzzy\nmsgid "b"\nmsgstr "乙"\n\nmsgid "c"\nmsgstr ""\n',
-        "utf-8",
-    )
-    assert Catalogue(path).translations == {"a": "甲"}
-    assert Catalogue(path).states("abcd") == dict.fromkeys("abcd", "translated")  # no words
+def catalogue(messages):
+    """What is known of a language: finished messages by their English."""
+    return Catalogue(Path(), {}, messages)
 
 
-def catalogue(path, entries):
-    """A catalogue file with (English, translation, flag) entries."""
-    lines = ['msgid ""', 'msgstr "Content-Type: text/plain; charset=utf-8\\n"', ""]
-    for text, new, *flags in entries:
-        lines += [f"#, {flag}" for flag in flags]
-        lines += [f"msgid {json.dumps(text)}", f"msgstr {json.dumps(new, ensure_ascii=False)}", ""]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines), "utf-8")
-    return Catalogue(path)
-
-
-def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_code(tmp_path):
+def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_code():
     book = Book()
     chinese = book.language("zh-TW")
     page = book.chapters[0]
@@ -133,11 +115,8 @@ def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_cod
     english = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell(source)]
     )
-    known = Translation(
-        catalogue(tmp_path / "x.po", MESSAGES.items()),
-        words={"Open in Colab": "在 Colab 開啟", ENGLISH_LEFT: "未譯"},
-        code={"item": "項目"},
-    )
+    words = {"Open in Colab": "在 Colab 開啟", ENGLISH_LEFT: "未譯"}
+    known = catalogue(MESSAGES | words)
     made = translate_notebook(english, book, page, chinese, known)
     assert made.cells[0].source == (
         f"# 主張\n\n[![在 Colab 開啟]({book.site}_static/colab-badge.svg)]"
@@ -150,7 +129,7 @@ def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_cod
     assert english.cells[0].source == text and english.cells[1].source == source
 
 
-def test_a_notebook_that_is_partly_in_english_says_so_once_at_its_top(tmp_path):
+def test_a_notebook_that_is_partly_in_english_says_so_once_at_its_top():
     book = Book()
     page, chinese = book.chapters[0], book.language("zh-TW")
     badge = f"[![Open in Colab]({book.site}_static/colab-badge.svg)]({book.colab_url(page)}) [Read this chapter on the site]({book.page_url(page)})"
@@ -162,7 +141,7 @@ def test_a_notebook_that_is_partly_in_english_says_so_once_at_its_top(tmp_path):
             nbformat.v4.new_markdown_cell("Another one.\n\n- item"),
         ]
     )
-    known = Translation(catalogue(tmp_path / "x.po", MESSAGES.items()), {ENGLISH_LEFT: "未譯完"})
+    known = catalogue(MESSAGES | {ENGLISH_LEFT: "未譯完"})
     made = translate_notebook(english, book, page, chinese, known)
     assert re.sub(r"\[!.*", "BADGE", made.cells[0].source) == (
         "# 主張\n\nBADGE\n\n<small>未譯完</small>\n\nA paragraph that nobody translated.\n\n相同"

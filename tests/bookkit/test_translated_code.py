@@ -10,24 +10,18 @@ from bookkit.lint.repository import syntax_tree as tree
 from bookkit.model.book import Book
 from bookkit.model.chapter import parse
 from bookkit.sphinx_ext.figures import in_language
-from bookkit.words import catalogues
+from bookkit.words.catalogues import catalogue_of
 from bookkit.words.comments import comments, with_comments
 from bookkit.words.drawn import Translator, of_meshscope
-from bookkit.words.messages import code_messages
 from meshscope._messages import MESSAGES as OF_MESHSCOPE
 from toy import ROOT
 
 BOOK = Book()
 NAMES = BOOK.chapters
-MESSAGES = code_messages(BOOK)
 
 
 def cells(name):
     return parse(name, BOOK.source(name).read_text("utf-8")).code
-
-
-def texts(name):
-    return [message.text for part in catalogues.names_for_code(name) for message in MESSAGES[part]]
 
 
 class Marked(dict):
@@ -39,18 +33,10 @@ class Marked(dict):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_translated_cell_has_the_same_syntax_tree(name):
-    languages = [catalogues.for_code(BOOK, one, name) for one in BOOK.languages[1:]]
+    languages = [catalogue_of(BOOK, one).translations for one in BOOK.languages[1:]]
     for messages in [Marked(), *languages]:
         for cell in cells(name):
             assert tree(with_comments(cell.source, messages)) == tree(cell.source), cell.where
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_comment_has_a_message(name):
-    known = set(texts(name))
-    for cell in cells(name):
-        for comment in comments(cell.source):
-            assert comment.text in known, f"{cell.where}: {comment.text}"
 
 
 def test_comments_at_line_ends_in_runs_in_strings_and_of_forms():
@@ -96,13 +82,6 @@ y = 1  # noqa: E501
 def test_a_cell_that_is_no_python_stays():
     code = "x = (1,  # open\n"
     assert with_comments(code, Marked()) == code
-
-
-def test_a_shared_comment_is_one_message():
-    # a figure's word may be another word in Chinese: it has no catalogue in common with code
-    of_code = (messages for name, messages in MESSAGES.items() if name != "figures")
-    everywhere = [message.text for messages in of_code for message in messages]
-    assert len(everywhere) == len(set(everywhere))
 
 
 # Drawings.

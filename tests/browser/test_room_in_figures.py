@@ -83,7 +83,7 @@ def measured(browsing):
 def test_translated_figures_are_legible(language, measured):
     source = BOOK.languages[0].code
     wrong = [
-        f"{path.name}, {language.code}: {what}: shorten it in figures.po"
+        f"{path.name}, {language.code}: {what}: shorten it in book.po"
         for path in FIGURES
         for what in crowded(measured[source, path.stem], measured[language.code, path.stem])
     ]

@@ -14,7 +14,6 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
-
 logger = logging.getLogger(__name__)
 
 WORD_AS_INDEX = re.compile(r"_\{([a-z]{2,})\}")  # a word, not a product of variables

@@ -12,7 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -85,37 +85,31 @@ def as_signs(text: str, markdown: bool = True) -> str:
 
 # Numbers.
 
-NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
     fifteen sixteen seventeen eighteen nineteen""".split()
-VALUES = {word: value for value, word in enumerate(NUMBER_WORDS)}
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-VALUES |= {word: 10 * value for value, word in enumerate(TENS, 2)}
+VALUES = {word: value for value, word in enumerate(WORDS)}
+VALUES |= {
+    word: 10 * value
+    for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
+}
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}  # powers of 10
+# Words that may become digits in a translation, and need not: (twice: 2 倍, 兩次, 加倍).
+PARTS = "first second third fourth fifth sixth seventh eighth ninth tenth".split()
 MONTHS = """january february march april may june july august september october november
     december""".split()
-# Words that may become digits in a translation, and need not: (twice: 2 倍, 兩次, 加倍).
-LOOSE: dict[str, tuple[int, ...]] = {
-    **{word: (value,) for value, word in enumerate(MONTHS, 1)},
-    **dict.fromkeys(("single", "once", "alone", "first", "a", "an", "every", "each"), (1,)),
-    **dict.fromkeys(("twice", "double", "doubles", "doubled", "both", "pair", "second"), (2,)),
-    **dict.fromkeys(("half", "halves", "halved", "halve"), (1, 2)),
-    **dict.fromkeys(("third", "thirds"), (1, 3)),
-    **dict.fromkeys(("quarter", "quarters", "fourth"), (1, 4)),
-    **dict.fromkeys(("fifth", "fifths"), (1, 5)),
-    **dict.fromkeys(("sixth", "sixths"), (1, 6)),
-    **dict.fromkeys(("seventh", "sevenths"), (1, 7)),
-    **dict.fromkeys(("eighth", "eighths"), (1, 8)),
-    **dict.fromkeys(("ninth", "tenth"), (1, 9, 10)),
-    **dict.fromkeys(("sixteenth", "sixteenths"), (1, 16)),
-    **dict.fromkeys(("dozen", "dozens"), (12,)),
-    "triple": (3,),
-    "quadruple": (4,),
-}
-SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-SCALES |= {"trillion": 10**12}
+LOOSE = {word: {value, 1} for value, word in enumerate(PARTS, 1)}
+LOOSE |= {word: {value} for value, word in enumerate(MONTHS, 1)}
+LOOSE |= dict.fromkeys("a an every each once single alone".split(), {1})
+LOOSE |= dict.fromkeys("both pair twice double doubled".split(), {2})
+LOOSE |= dict.fromkeys("half halve halved".split(), {1, 2})
+LOOSE |= {"quarter": {1, 4}, "sixteenth": {1, 16}, "dozen": {12}, "triple": {3}, "quadruple": {4}}
 DIGITS = r"\d+(?:[.,]\d+)*"
-ENGLISH = re.compile(rf"({DIGITS})(?:[ -]({'|'.join(SCALES)})s?\b)?|([a-z]+)", re.I)
+NUMBER = rf"(?:{'|'.join([*VALUES, *SCALES])})(?:es|s)?\b"
+ENGLISH = re.compile(
+    rf"({DIGITS})(?:[ -]({'|'.join(SCALES)})s?\b)?|\b({NUMBER}(?:[ -]{NUMBER})*)|([a-z]+)", re.I
+)
 HAN_DIGITS = dict(zip("零〇一二兩三四五六七八九", (0, 0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9)))
-HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "萬": 10**4, "億": 10**8, "兆": 10**12}
+HAN_SCALES = {"十": 1, "百": 2, "千": 3, "萬": 4, "億": 8, "兆": 12}  # powers of 10
 HAN_NUMERAL = f"[{''.join(HAN_DIGITS)}{''.join(HAN_SCALES)}]"
 CHINESE = re.compile(rf"({DIGITS})(?:\s?([百千萬億兆]+))?|({HAN_NUMERAL}+)")
 
@@ -127,56 +121,32 @@ class Numbers:
     digits: Counter[str] = field(default_factory=Counter)
     words: Counter[str] = field(default_factory=Counter)
     loose: set[str] = field(default_factory=set)
+    compound: bool = False  # has it numbers of several words, which are not read?
 
 
-def in_digits(text: str, scale: int = 1) -> Iterator[str]:
-    """12,345 is one number, 8,16 are two, 0.12.1 is a version; with a scale, 1.46 million is one."""
+def in_digits(text: str, power: int = 0) -> Iterator[str]:
+    """12,345 is one number, 8,16 are two, 0.12.1 is a version; 1.46 million is 1460000."""
     parts = [text.replace(",", "")]
     if not re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text):
         parts = text.split(",")
     for part in parts:
-        try:
-            yield f"{(Decimal(part) * scale).normalize():f}" if scale != 1 else part
-        except InvalidOperation:
-            yield part
+        scaled = power and part.count(".") < 2
+        yield f"{Decimal(part).scaleb(power).normalize():f}" if scaled else part
 
 
 def english_numbers(text: str) -> Numbers:
+    """Numbers of several words, four billion or sixty-four, are left to the reader."""
     found = Numbers()
-    total = part = None  # the number word that is being read: four billion, twenty-five
-
-    def end() -> None:
-        nonlocal total, part
-        if total is not None or part is not None:
-            found.words[str((total or 0) + (part or 0))] += 1
-        total = part = None
-
-    for match in ENGLISH.finditer(text):
-        digits, scale, word = match[1], match[2], (match[3] or "").lower()
+    for digits, scale, number, word in ENGLISH.findall(text):
         if digits:
-            end()
-            found.digits.update(in_digits(digits, SCALES[scale.lower()] if scale else 1))
-            continue
-        singular = word.removesuffix("s") if word not in VALUES else word
-        singular = "six" if word == "sixes" else singular
-        if singular in VALUES:
-            value = VALUES[singular]
-            if part is not None and not (
-                (part % 100 >= 20 and part % 10 == 0 and value < 10)  # twenty-five
-                or (part >= 100 and part % 100 == 0 and value < 100)  # a hundred and two
-            ):
-                end()
-            part = (part or 0) + value
-        elif singular in SCALES and (part is not None or word in SCALES):
-            scaled = (part if part is not None else 1) * SCALES[singular]
-            if singular == "hundred":
-                part = scaled
-            else:
-                total, part = (total or 0) + scaled, None
-        elif not (word == "and" and part is not None and part % 100 == 0):
-            end()
-        found.loose.update(map(str, LOOSE.get(word, ())))
-    end()
+            found.digits.update(in_digits(digits, SCALES.get(scale.lower(), 0)))
+        elif number:
+            name = number.lower()
+            name = next((one for one in (name, name[:-1], name[:-2]) if one in VALUES), "")
+            found.words.update([str(VALUES[name])] if name else ())
+            found.compound |= not name
+        singular = word.lower().removesuffix("s")
+        found.loose.update(map(str, LOOSE.get(singular, ())))
     return found
 
 
@@ -188,35 +158,34 @@ def han_value(text: str) -> int:
     for sign in text:
         if sign in HAN_DIGITS:
             digit = HAN_DIGITS[sign]
-        elif HAN_SCALES[sign] < 10**4:
-            section, digit = section + (digit or 1) * HAN_SCALES[sign], 0
+        elif HAN_SCALES[sign] < 4:
+            section, digit = section + (digit or 1) * 10 ** HAN_SCALES[sign], 0
         else:
-            total, section, digit = (total + section + digit) * HAN_SCALES[sign], 0, 0
+            total, section, digit = (total + section + digit) * 10 ** HAN_SCALES[sign], 0, 0
     return total + section + digit
 
 
 def translated_numbers(text: str) -> Numbers:
     """Digits, 40 億, and Chinese numerals; the last may be words of another meaning (一些)."""
     found = Numbers()
-    for digits, scale, numeral in CHINESE.findall(text):
+    for digits, scales, numeral in CHINESE.findall(text):
         if digits:
-            found.digits.update(in_digits(digits, han_value(f"一{scale}") if scale else 1))
+            found.digits.update(in_digits(digits, sum(HAN_SCALES[sign] for sign in scales)))
         else:
             found.words[str(han_value(numeral))] += 1
-            found.words.update(
-                str(HAN_DIGITS[sign]) for sign in numeral if len(numeral) > 1 and sign in HAN_DIGITS
-            )
+            if len(numeral) > 1:
+                found.words.update(str(HAN_DIGITS[one]) for one in numeral if one in HAN_DIGITS)
     return found
 
 
 def number_findings(english: str, translated: str, numerals: bool) -> Iterator[Remark]:
     """`numerals`: does the language spell numbers as this module reads them?"""
     old, new = english_numbers(english), translated_numbers(translated)
-    for value in old.digits - new.digits:
-        if new.words[value] < (old.digits - new.digits)[value]:
+    for value, count in (old.digits - new.digits).items():
+        if new.words[value] < count:
             yield Remark("number", f"the English says {value}, the translation does not")
-    for value in new.digits - old.digits:
-        if value not in old.digits and value not in old.words and value not in old.loose:
+    for value in () if old.compound else new.digits:
+        if value not in {*old.digits, *old.words, *old.loose}:
             yield Remark("number", f"{value} is not in the English")
     kept = english_numbers(translated).words if numerals else {}  # titles that stay English
     for value in old.words if numerals else ():

@@ -38,6 +38,7 @@ from bookkit.words.messages import ABOUT_LINES, is_plain
 from bookkit.words.po import GET_GETTEXT, template
 
 BROKEN = 2  # exit status
+CORRECT = "Correct that line, or save the file with an editor for catalogues, such as Poedit."
 STATES: tuple[State, ...] = ("translated", "fuzzy", "missing")
 REST = {"book/figures/": "figures", "src/": "meshscope", "": "words of the site"}
 
@@ -157,9 +158,7 @@ def check_pages(catalogue: Catalogue, house: House, shown: Path) -> Iterator[Fou
             continue
         # Headings and heads of tables, which end without a full stop, are no prose.
         prose = [entry for entry in entries if re.search(r"[.:!?]\W*$", entry.msgid)]
-        every, sentences = (
-            [as_signs(entry.msgstr) for entry in some] for some in (entries, prose)
-        )
+        every, sentences = ([as_signs(entry.msgstr) for entry in some] for some in (entries, prose))
         for finding, number in without_english(house.terms, sentences, every):
             yield Found(shown, finding, prose[number])
 
@@ -185,12 +184,12 @@ def check_file(path: Path, root: Path) -> Iterator[str]:
         command = [msgfmt, "--check", "--output-file=/dev/null", where]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True)
         if done.returncode:
-            yield f"{done.stderr.strip()}\n    Correct that line, or write the file anew with an editor for catalogues."
+            yield f"{done.stderr.strip()}\n    {CORRECT}"
         return
     try:
         polib.pofile(str(path), check_for_duplicates=True)
     except (OSError, ValueError) as error:
-        yield f"{where}: the file cannot be read: {error}. Correct it with an editor for catalogues."
+        yield f"{where}: the file cannot be read: {error}\n    {CORRECT}"
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
