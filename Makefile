@@ -32,7 +32,7 @@ WATCHED := src/meshscope companion bookkit/src site locale _config.yml _toc.yml
 UNWATCHED := _build notebooks tests .git $(VENV) __pycache__ *.pyc *.mo
 serve: venv ## show the pages on http://localhost:8000, again after each save (LANGUAGE=zh_TW, PORT=…)
 	@$(RUN) sphinx_autobuild --port $(PORT) $(WATCHED:%=--watch %) $(UNWATCHED:%=--ignore "$(CURDIR)/%") \
-	  -q -c . -D language=$(LANGUAGE) -d _build/live/$(LANGUAGE)/doctrees . _build/live/$(LANGUAGE)/html
+	  -q -j auto -c . -D language=$(LANGUAGE) -d _build/live/$(LANGUAGE)/doctrees . _build/live/$(LANGUAGE)/html
 
 # Programs that are killed at certain moments come last, when nothing else makes them wait.
 test: venv-test ## execute what changed, then run the tests (PAGE=02-variables: those of one page)
@@ -66,7 +66,7 @@ sync: venv ## write what is made from book/: notebooks, setup cells, lists
 figures: venv ## draw the figures whose program, or what it reads, changed
 	@$(RUN) bookkit figures
 
-po: venv ## write the catalogues for translators, locale/*.po, from the English text
+po: venv ## update the catalogues for translators, locale/*/LC_MESSAGES/book.po (needs gettext)
 	@$(RUN) bookkit po
 
 translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)

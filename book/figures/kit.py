@@ -11,7 +11,7 @@ overrides it with `svg { color: inherit }`.
 Words are given with `say` if they are for translators, with `kept` if they are names of the code,
 units or proper names, which every language keeps; `text` refuses other words. A text that says
 something carries its message and its values as data, as those of meshscope do, and pages in another
-language show the same drawing with the words of locale/LANGUAGE/LC_MESSAGES/figures.po in it.
+language show the same drawing with the words of locale/LANGUAGE/LC_MESSAGES/book.po in it.
 """
 
 import json

@@ -161,11 +161,12 @@ def test_pages_know_their_translations_and_their_notebook(book):
 def test_pages_say_what_they_are_about_and_where_to_mend_them(book):
     for file, source, words in (
         (ENGLISH, "book/01-toy.md", "Sharding specs are there, all here."),
-        (CHINESE, CATALOGUE, "Sharding specs are 那裡, all here."),
+        (CHINESE, "TRANSLATING.md", "Sharding specs are 那裡, all here."),
         ("book/00-intro.html", "book/00-intro.md", "How long? One meter. All in bold."),
     ):
         assert f'<meta name="description" content="{words}">' in html(book, file)
-        assert f'href="{book.repo}/edit/{book.ref}/{source}"' in html(book, file)
+        how = "blob" if source == "TRANSLATING.md" else "edit"
+        assert f'href="{book.repo}/{how}/{book.ref}/{source}"' in html(book, file)
         [report] = re.findall(rf'href="({re.escape(book.repo)}/issues/new[^"]+)"', html(book, file))
         asked = parse_qs(urlsplit(unescape(report)).query)
         assert asked["title"] == [f"{file.removeprefix('zh-TW/').removesuffix('.html')}: "]

@@ -21,7 +21,7 @@ from sphinx.application import Sphinx
 from bookkit.model.addresses import report_url
 from bookkit.model.book import Book, Language
 from bookkit.model.history import last_changes
-from bookkit.words.catalogues import catalogue_of, catalogue_path
+from bookkit.words.catalogues import catalogue_of
 
 LONGEST = 300  # characters of a description; in Chinese each counts twice
 NOT_FOUND = "404"
@@ -120,12 +120,14 @@ def edition(book: Book, language: Language) -> dict[str, str]:
 
 
 def edit_url(book: Book, language: Language, page: str) -> str:
-    """Where a correction is typed: the page's source, or its catalogue where it is translated."""
-    path = book.source(page)
-    catalogue = catalogue_path(book, language)
-    if language != book.languages[0] and catalogue.exists():
-        path = catalogue
-    return f"{book.repo}/edit/{book.ref}/{path.relative_to(book.root).as_posix()}"
+    """Where a page is corrected: its source, or how to find a message in the catalogue.
+
+    GitHub edits no file as large as a catalogue in the browser.
+    """
+    if language != book.languages[0]:
+        return f"{book.repo}/blob/{book.ref}/TRANSLATING.md"
+    path = book.source(page).relative_to(book.root).as_posix()
+    return f"{book.repo}/edit/{book.ref}/{path}"
 
 
 def current_page_named(toctree: Callable[..., str]) -> str:

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +113,7 @@ class Found:
         said = f"{where}:{self.entry.linenum}: {self.finding.check}: {self.finding.what}"
         return f"{said}\n    {english}\n    {translated}"
 
-    def is_excepted_by(self, known: dict[str, str]) -> bool:
+    def is_excepted_by(self, known: Mapping[str, str]) -> bool:
         """Does an [[exception]] of terms.toml say that this is right?"""
         return (
             self.entry is not None
