@@ -211,6 +211,9 @@ def test_an_exception_that_no_longer_applies_fails(tmp_path):
     [found] = check_language(small(tmp_path, "裝置。"), LANGUAGES[0])
     assert "nothing is excepted any more" in str(found) and "設備" in str(found)
     assert not check_language(small(tmp_path, "一個設備。"), LANGUAGES[0])
+    assert not check_language(
+        small(tmp_path, "裝置。", ""), LANGUAGES[0]
+    )  # it may be of what waits
 
 
 def test_a_page_that_waits_may_lack_what_only_a_whole_page_can_have(tmp_path):

@@ -146,21 +146,26 @@ def lines_of_drawing(entry: polib.POEntry) -> Iterator[Remark]:
         yield Remark("lines", f"the drawing has room for {room + 1}: keep to that number")
 
 
-def check_pages(catalogue: Catalogue, house: House, shown: Path) -> Iterator[Found]:
-    """What a page must say once, asked of pages that are translated as a whole."""
+def whole_pages(catalogue: Catalogue) -> dict[str, list[polib.POEntry]]:
+    """The text of each page that is translated as a whole."""
     pages = defaultdict[str, list[polib.POEntry]](list)
     for entry in catalogue.entries.values():
         for file, _ in entry.occurrences:
             if not is_plain(entry):
                 pages[part_of(file)].append(entry)
-    for entries in pages.values():
-        if any(catalogue.state(entry.msgid) != "translated" for entry in entries):
-            continue
-        # Headings and heads of tables, which end without a full stop, are no prose.
-        prose = [entry for entry in entries if re.search(r"[.:!?]\W*$", entry.msgid)]
-        every, sentences = ([as_signs(entry.msgstr) for entry in some] for some in (entries, prose))
-        for finding, number in without_english(house.terms, sentences, every):
-            yield Found(shown, finding, prose[number])
+    return {
+        page: entries
+        for page, entries in pages.items()
+        if all(catalogue.state(entry.msgid) == "translated" for entry in entries)
+    }
+
+
+def check_page(entries: Sequence[polib.POEntry], house: House, shown: Path) -> Iterator[Found]:
+    """What a page must say once. Headings and heads of tables, without a full stop, are no prose."""
+    prose = [entry for entry in entries if re.search(r"[.:!?]\W*$", entry.msgid)]
+    every, sentences = ([as_signs(entry.msgstr) for entry in some] for some in (entries, prose))
+    for finding, number in without_english(house.terms, sentences, every):
+        yield Found(shown, finding, prose[number])
 
 
 def check_language(book: Book, language: Language) -> list[Found]:
@@ -168,10 +173,13 @@ def check_language(book: Book, language: Language) -> list[Found]:
     catalogue = catalogue_of(book, language)
     shown = catalogue.path.relative_to(book.root)
     house = read_house(catalogue.path.parent.parent / "terms.toml")
-    found = [*check_messages(catalogue, house, shown), *check_pages(catalogue, house, shown)]
+    whole, found = whole_pages(catalogue), list(check_messages(catalogue, house, shown))
+    for entries in whole.values():
+        found += check_page(entries, house, shown)
     left = [one for one in found if not any(map(one.is_excepted_by, house.exceptions))]
     for known in house.exceptions:
-        if house.path and not any(one.is_excepted_by(known) for one in found):
+        used = any(one.is_excepted_by(known) for one in found)
+        if house.path and not used and known["page"] in whole:  # else it may be of what waits
             what = f"nothing is excepted any more by {known}: delete that entry"
             left.append(Found(house.path.relative_to(book.root), Remark("exception", what)))
     return left
