@@ -51,13 +51,13 @@ def constrain(x, rules, *names):
     return jax.lax.with_sharding_constraint(x, rules(*names))
 
 
-auto = (jax.sharding.AxisType.Auto,) * 2
-
-
 def mesh_of(data, model):
     """A mesh of data x model devices."""
     return jax.make_mesh(
-        (data, model), ("data", "model"), axis_types=auto, devices=jax.devices()[: data * model]
+        (data, model),
+        ("data", "model"),
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+        devices=jax.devices()[: data * model],
     )
 
 
@@ -79,7 +79,10 @@ large = Config(L=32, D=4096, F=16384, H=32, C=128)
 
 
 def weight(rngs, shape, spec, inputs=1):
-    """A random weight; its first `inputs` dimensions are the ones that are summed."""
+    """A random weight for a product that sums over its first `inputs` dimensions.
+
+    A spec with fewer or more entries than the shape raises a ValueError.
+    """
     if len(spec) != len(shape):
         raise ValueError(f"{spec} for the shape {shape}")
     size = math.prod(shape[:inputs]) ** -0.5
@@ -87,9 +90,9 @@ def weight(rngs, shape, spec, inputs=1):
 
 
 def attend(x_BSD, w_q_DHC, w_k_DHC, w_v_DHC, w_o_HCD):
-    """S counts the patches that ask, T those that answer."""
+    """Self-attention: S indexes queries, T keys; w[...] is the array of a variable."""
     q_BSHC = jnp.einsum("BSD,DHC->BSHC", x_BSD, w_q_DHC[...])
-    k_BTHC = jnp.einsum("BTD,DHC->BTHC", x_BSD, w_k_DHC[...])  # the same x
+    k_BTHC = jnp.einsum("BTD,DHC->BTHC", x_BSD, w_k_DHC[...])  # the same positions, as keys
     v_BTHC = jnp.einsum("BTD,DHC->BTHC", x_BSD, w_v_DHC[...])
     scores_BHST = jnp.einsum("BSHC,BTHC->BHST", q_BSHC, k_BTHC)
     a_BHST = jax.nn.softmax(scores_BHST / q_BSHC.shape[-1] ** 0.5)
@@ -132,9 +135,9 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     def __init__(self, config, rules, rngs):
         ones, spec = jnp.ones(config.D), rules("embed")
-        self.scale_a_D = nnx.Param(ones, out_sharding=spec)
+        self.scale_a_D = nnx.Param(ones, out_sharding=spec)  # norm before attention
         self.attention = Attention(config, rules, rngs)
-        self.scale_m_D = nnx.Param(ones, out_sharding=spec)
+        self.scale_m_D = nnx.Param(ones, out_sharding=spec)  # norm before the MLP
         self.mlp = MLP(config, rules, rngs)
 
     def __call__(self, x_BSD):
