@@ -5,7 +5,7 @@ import dataclasses
 import nbformat
 import pytest
 
-from bookkit.lint import command, rows
+from bookkit.lint import command
 from bookkit.lint.names import GONE, imports
 from bookkit.lint.repository import static_file
 from bookkit.lint.rules import CHAPTER, RULES, WHOLE, Page, of_book, of_page, of_text
@@ -227,24 +227,12 @@ def test_own_addresses(url, piece):
 # The book as a whole: three pages, then with one thing wrong.
 
 TOY = FRONT + "\n# A\n\n" + "\n\n".join(EXERCISE) + "\n"
-FAULT = '[[fault]]\nname = "n"\nrows = ["A2"]\nfind = "answer_a = None"\nreplace = "answer_a = 2"\n'
-TESTS = "def test_sure(page):\n    assert page.answer_a == 1\n"
-WRONG = '[exercise.a]\nwrong = "answer_a = 2"\nwhy = "no"\n'
 FILES = {
     "_toc.yml": "format: jb-book\nroot: book/00-intro\n"
     "chapters: [file: book/01-a, file: book/02-b]\n",
     "book/00-intro.md": "# Intro\n\nWe choose Auto, see [a](https://a.b).\n",
     "book/01-a.md": TOY,
     "book/02-b.md": TOY,
-    "tests/book/test_01_a.py": TESTS,
-    "tests/book/test_02_b.py": TESTS,
-    "tests/rows.toml": '[A1]\nkind = "judgement"\nchapters = ["00-intro"]\ncan = "choose"\n'
-    '[A2]\nkind = "asserted"\nchapters = ["01-a", "02-b"]\ncan = "count"\n',
-    "tests/pages/00-intro.toml": '[[row]]\nid = "A1"\ntext = "We choose Auto"\n'
-    'source = "https://a.b"\n',
-    "tests/pages/01-a.toml": f'{WRONG}{FAULT}fails = "test_sure"\n',
-    "tests/pages/02-b.toml": f'{WRONG}[[row]]\nid = "A2"\ncells = ["test_sure"]\n'
-    f'{FAULT}fails = "test_sure"\n',
 }
 
 
@@ -260,7 +248,6 @@ def small(tmp_path):
     return Book(tmp_path)
 
 
-A, B = "tests/pages/01-a.toml", "tests/pages/02-b.toml"
 PAIR = "notebooks/01-a.ipynb"
 # rule, file, what stands there, what stands there instead, what the message says
 BOOKS = [
@@ -271,23 +258,6 @@ BOOKS = [
     ("pairs", PAIR, '"execution_count": null', '"execution_count": 3', "an execution left"),
     ("pairs", "notebooks/ja/01-a.ipynb", "answer_a = None", "answer_a = 0", "cell 2 is not that"),
     ("pairs", "book/02-b.md", "\n# A", f"\n{code('1')}\n\n# A", "is not that"),
-    ("answers-listed", A, "wrong =", "whose =", "needs `wrong`"),
-    ("answers-listed", B, "[exercise.a]", "[exercise.b]", "[exercise.b] has no exercise"),
-    ("faults-and-rows", A, 'fails = "test_sure"', 'survives = "why"', "not covered in 01-a"),
-    ("faults-and-rows", A, '"A2"', '"Z9"', "no row Z9"),
-    ("faults-and-rows", B, 'fails = "test_sure"', 'fails = "test_none"', "no test test_none"),
-    ("faults-and-rows", B, 'fails = "test_sure"', 'fails = "cell:none"', "tagged id-none"),
-    ("faults-and-rows", B, 'cells = ["test_sure"]', 'cells = ["none"]', "tagged id-none"),
-    ("faults-and-rows", B, 'cells = ["test_sure"]', "", None),
-    ("faults-and-rows", B, '["A2"]', "[]", f"A2 in 02-b has no fault in {B}"),
-    ("faults-and-rows", B, "answer_a = None", "answer_b = None", "`find` occurs 0 times"),
-    ("faults-and-rows", "tests/pages/00-intro.toml", "We choose Auto", "We choose", None),
-    ("faults-and-rows", "tests/pages/00-intro.toml", "choose Auto", "choose Explicit", "0 times"),
-    ("one-table-a-page", B, "why =", "who =", "exercise a: nothing reads who"),
-    ("one-table-a-page", B, "[exercise.a]", "[answer.a]", "nothing reads [answer]"),
-    ("one-table-a-page", B, 'rows = ["A2"]\n', "", "fault n: it lacks rows"),
-    ("one-table-a-page", B, 'fails = "test_sure"', "slow = true", "give `fails`"),
-    ("one-table-a-page", B, 'id = "A2"', "", "row None: it lacks id"),
 ]
 
 
@@ -339,12 +309,3 @@ def test_cells_and_their_lines_are_read():
     assert (markdown.kind, markdown.source, markdown.line) == ("markdown", "# A", 12)
     assert (cell.kind, cell.source, cell.tags) == ("code", "x = 1", ("mesh", "hide-cell"))
     assert cell.metadata["cellView"] == "form" and cell.lines == ["x = 1"]
-
-
-def test_asserting_cells_are_told_apart():
-    def can_fail(source, *tags):
-        return rows.asserts(page_of(code(source, *tags)).chapter.code[0])
-
-    assert can_fail("assert x") and can_fail("x", "raises-exception")
-    assert can_fail("ms.assert_no_full_copy(c, t)") and can_fail("raise AssertionError('no')")
-    assert not can_fail("print('assert')") and not can_fail("# assert x")

@@ -8,10 +8,8 @@ from __future__ import annotations
 import ast
 import re
 
-from bookkit.lint.rules import CHAPTER, PAGE, WHOLE, Page, Said, SaidOfBook, rule
-from bookkit.lint.tables import PAGES, wrong_answers
-from bookkit.model.book import Book
-from bookkit.model.chapter import EXERCISE_PARTS, Cell, Chapter, chapters
+from bookkit.lint.rules import CHAPTER, PAGE, Page, Said, rule
+from bookkit.model.chapter import EXERCISE_PARTS, Cell, Chapter
 
 
 @rule(CHAPTER, PAGE)
@@ -86,18 +84,3 @@ def exercise_cells(page: Page) -> Said:
         if not folded or not solution.lines[0].startswith("# @title Solution"):
             what = "tag hide-cell, `:cellView: form`, first line `# @title Solution`"
             yield solution.line, f"a solution is folded: {what}"
-
-
-@rule(WHOLE)
-def answers_listed(book: Book) -> SaidOfBook:
-    """Each exercise has a wrong answer beside its page, and why it is one."""
-    for chapter in chapters(book.root):
-        found, listed = exercises(chapter), wrong_answers(book, chapter.name)
-        path = f"{PAGES}/{chapter.name}.toml"
-        for name in found:
-            entry = listed.get(name, {})
-            if not entry.get("wrong") or not entry.get("why"):
-                needs = f"needs `wrong` (Python that assigns answer_{name}) and `why`"
-                yield path, 1, f"[exercise.{name}] {needs}"
-        for name in set(listed) - set(found):
-            yield path, 1, f"[exercise.{name}] has no exercise in the chapter: delete it"

@@ -23,8 +23,6 @@ from bookkit.lint import (  # noqa: F401 (each registers its rules)
     outputs,
     prose_rules,
     repository,
-    rows,
-    tables,
 )
 from bookkit.lint.rules import RULES, Finding, Page, Rule, of_book, of_page, of_text
 from bookkit.model.book import Book, Problem

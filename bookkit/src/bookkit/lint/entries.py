@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from bookkit.lint.outputs import outputs, text_of_output
 from bookkit.lint.rules import REFERENCE, Page, Said, rule
-from bookkit.lint.tables import tests_of_page
 from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book
 from bookkit.model.entries import Section, sections
@@ -54,7 +53,8 @@ def seen_in(page: Page, entry: Section) -> Iterator[str]:
     for cell, output in outputs(page):
         if id(cell) in own:
             yield text_of_output(output)
-    tests = tests_of_page(page.book, page.chapter.name)
+    name = f"test_{page.chapter.name.replace('-', '_')}.py"
+    tests = page.book.root / "tests" / "book" / name
     if tests.exists():
         yield from strings(tests.read_text("utf-8"))
 
