@@ -1,8 +1,6 @@
 """What the Sphinx extension does to text, links and queries, without a build."""
 
-import json
 import shutil
-import subprocess
 
 import pytest
 from sphinx.application import Sphinx
@@ -11,7 +9,6 @@ from bookkit.model.addresses import Target, addresses, meaning_of_url
 from bookkit.model.book import Book
 from bookkit.sphinx_ext.markdown import for_the_site
 from bookkit.sphinx_ext.reference import as_rst
-from bookkit.sphinx_ext.search import ChineseSearch
 
 BOOK = Book()
 SITE = BOOK.site
@@ -100,40 +97,6 @@ def test_what_an_address_means(url, means):
 )
 def test_addresses_are_found(written, found):
     assert addresses(written) == found
-
-
-def test_chinese_is_indexed_by_pairs_and_latin_by_words():
-    search = ChineseSearch({})
-    assert search.split("分片規格（PartitionSpec）是 P") == [
-        "分片",
-        "片規",
-        "規格",
-        "PartitionSpec",
-        "是",
-        "P",
-    ]
-    for query in ("分片", "規格", "片規格"):
-        assert set(search.split(query)) <= set(search.split("重新分片規格表"))
-    assert not set(search.split("網格")) & set(search.split("分片規格"))
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-def test_the_browser_cuts_a_query_as_python_cuts_a_page():
-    search = ChineseSearch({})
-    queries = [
-        "分片",
-        "重新分片（sharding）jax.P",
-        "on_cpu 規格表。",
-        "片 8",
-        "P('data', None)",
-        "型別float32",
-    ]
-    script = f"{search.js_splitter_code}; console.log(JSON.stringify({json.dumps(queries)}.map(splitQuery)))"
-    shown = subprocess.run(
-        ["node", "-e", script], capture_output=True, text=True, check=True
-    ).stdout
-    for query, cut in zip(queries, json.loads(shown), strict=True):
-        assert cut == [piece for piece in search.split(query) if search.word_filter(piece)]
 
 
 def test_docstrings_written_for_a_terminal_become_restructuredtext():
