@@ -349,14 +349,14 @@ def test_misplaced_names_what_is_sharded_otherwise(page):
     assert pair.long.sharding.spec == P("model") and page.misplaced(pair, page.mesh) == []
 
 
-@pytest.mark.parametrize("annotation", [(None, "model"), ("model", None), P(None, None)])
-def test_misplaced_names_an_annotation_that_is_longer_than_the_shape(page, annotation):
+def test_misplaced_names_an_annotation_that_is_longer_than_the_shape(page):
     """A vector with the annotation of a matrix is listed, also if all of it is whole."""
     model = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0))
-    model.kernel = nnx.Param(np.ones(8), out_sharding=annotation, eager_sharding=False)
-    for check in (page.misplaced, misplaced):
+    for annotation in [(None, "model"), ("model", None), P(None, None)]:
+        model.kernel = nnx.Param(np.ones(8), out_sharding=annotation, eager_sharding=False)
         line = f"kernel: annotated {annotation}, too long for (8,)"
-        assert check(model, page.mesh) == [line]
+        for check in (page.misplaced, misplaced):
+            assert check(model, page.mesh) == [line]
 
 
 # New values
