@@ -216,10 +216,9 @@ def test_no_axis_may_appear_twice_in_a_type(page):
     assert "illegally sharded result: f32[8@data,32@data]" in said
     v_D = put(np.ones(16, "float32"), page.mesh, "data")
     assert "illegally sharded" in message(jnp.add, page.x_BD, v_D)
-    rows_kept = functools.partial(jnp.dot, out_sharding=P("data", None))
-    assert page.type_of(rows_kept, page.x_BD, page.v_DF) == "float32[8@data,32]"
+    assert page.type_of(page.rows_kept, page.x_BD, page.v_DF) == "float32[8@data,32]"
     x = put(np.arange(128, dtype="float32").reshape(8, 16), page.mesh, "data")
-    found = jax.jit(rows_kept)(x, page.v_DF)
+    found = jax.jit(page.rows_kept)(x, page.v_DF)
     np.testing.assert_allclose(found, np.asarray(x) @ np.ones((16, 32)), rtol=1e-6)
 
 
@@ -325,10 +324,12 @@ def test_the_other_products_of_attention_are_accepted_and_move_nothing(page):
 
 def test_from_the_heads_back_to_the_width_is_row_parallel(page):
     """The last product of attention sums over heads, which are sharded in both operands."""
-    said = message(page.back_to_width, page.q_BSHC, page.w_HCD)
+    w_HCD = put(np.ones((4, 8, 32), "float32"), page.mesh, "model")
+    back_to_width = functools.partial(jnp.einsum, "BSHC,HCD->BSD")
+    said = message(back_to_width, page.q_BSHC, w_HCD)
     assert said.startswith("ShardingTypeError: Contracting dim")
-    fixed = functools.partial(jnp.einsum, "BSHC,HCD->BSD", out_sharding=P("data", None, None))
-    assert page.type_of(fixed, page.q_BSHC, page.w_HCD) == "float32[8@data,16,32]"
+    fixed = functools.partial(back_to_width, out_sharding=P("data", None, None))
+    assert page.type_of(fixed, page.q_BSHC, w_HCD) == "float32[8@data,16,32]"
 
 
 def by_the_rules(formula, *specs):
@@ -400,7 +401,7 @@ def test_everyday_lines_send_these_bytes(page):
         return x_BD[::-1]
 
     x, h = page.x_BD, page.h_BF
-    everyday = {operation: function for operation, (_, function, _) in page.everyday.items()}
+    everyday = {operation: function for operation, (function, _) in page.everyday.items()}
     for function, array, kind, payload, sent in [
         (everyday["x[::2]"], x, None, 0, 0),
         (everyday["h[:, :16]"], h, "collective-permute", 192, 192),
@@ -419,7 +420,7 @@ def test_everyday_lines_send_these_bytes(page):
 @compiled_for_cpu
 def test_half_of_the_columns_costs_the_second_device_192_bytes(page):
     """It sends all of its 128 bytes to the third device, which needs half, and 64 to the fourth."""
-    _, function, h = page.everyday["h[:, :16]"]
+    function, h = page.everyday["h[:, :16]"]
     found = sorted(traffic(function, h, mesh=page.mesh), key=lambda move: -move.payload_bytes)
     assert h.addressable_shards[1].data.nbytes == 128
     assert [move.payload_bytes for move in found] == [128, 64]
@@ -429,7 +430,7 @@ def test_half_of_the_columns_costs_the_second_device_192_bytes(page):
 @compiled_for_cpu
 def test_joining_two_batches_takes_two_all_to_alls(page):
     """They send 384 bytes, where the piece of a device has 256."""
-    _, function, x = page.everyday["concatenate([x, x])"]
+    function, x = page.everyday["concatenate([x, x])"]
     found = traffic(function, x, mesh=page.mesh)
     assert x.addressable_shards[0].data.nbytes == 256
     assert sorted(move.wire_bytes for move in found) == [128, 256]
@@ -467,8 +468,7 @@ def test_of_the_everyday_lines_the_guard_refuses_only_argmax(page):
             return True
         return False
 
-    lines = {line: (function, array) for line, (_, function, array) in page.everyday.items()}
-    lines["two_rows(x)"] = page.two_rows, page.x_BD
+    lines = {**page.everyday, "two_rows(x)": (page.two_rows, page.x_BD)}
     assert [line for line in lines if refused(*lines[line])] == ["h.argmax(axis=1)"]
 
 
