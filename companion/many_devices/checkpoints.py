@@ -60,8 +60,8 @@ def advance(run, mesh, first, last):
         for number in range(first, last):
             rows = np.random.default_rng(number).choice(1437, 64, replace=False)
             run, loss = step_on(mesh)(run, batch_of(rows, mesh))
-            losses.append(float(loss))
-    return run, losses
+            losses.append(loss)
+    return run, [float(loss) for loss in losses]
 
 
 def restore(path, mesh):
