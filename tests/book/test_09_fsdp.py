@@ -559,6 +559,12 @@ def test_clipped_on_each_device_the_gradient_is_8_to_the_half_times_too_long(all
     assert np.allclose([*norms], [0.05, 0.05 * 8**0.5], rtol=1e-4)
 
 
+def test_the_pieces_of_the_page_are_clipped_to_the_limit_each(page):
+    """Eight pieces of norm 0.01 are a gradient whose norm is the root of eight times that."""
+    assert jnp.linalg.norm(page.fsdp_gradient["w_DF"]) > 0.01 * 8**0.5
+    assert np.allclose(page.norm, 0.01 * 8**0.5, rtol=1e-4)
+
+
 def test_if_one_weight_is_whole_jax_refuses_to_clip_on_each_device(page):
     """Its copies would become unequal."""
 
