@@ -175,26 +175,6 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
     )
 
 
-def pictures(images_BI, notes, says):
-    """Rows of eight images of 8 x 8 pixels as inline SVG, with a note below each."""
-    drawn = []
-    for number, (image, note) in enumerate(zip(images_BI, notes, strict=True)):
-        x, y = 45 * (number % 8), 62 * (number // 8)
-        at = f'x="{x + 20}" y="{y + 54}" text-anchor="middle"'
-        drawn.append(f"<text {at}>{escape(note)}</text>")
-        for pixel, ink in enumerate(image):
-            if ink > 0:
-                left, top = x + 5 * (pixel % 8), y + 5 * (pixel // 8)
-                drawn.append(
-                    f'<rect x="{left}" y="{top}" width="5" height="5" opacity="{ink:.2f}"/>'
-                )
-    return HTML(
-        f'<svg role="img" aria-label="{escape(says)}" viewBox="0 0 360 {y + 60}" '
-        'width="480" style="max-width:100%;height:auto" fill="currentColor" '
-        f'font-size="12" font-family="sans-serif">{"".join(drawn)}</svg>'
-    )
-
-
 def restarts(processes, last):
     """A row for each process: a bar of its steps, dots for the steps on disk, a cross if killed.
 

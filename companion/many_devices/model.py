@@ -63,33 +63,35 @@ def pinned(x, strategy, features=None):
 
 class Block(nnx.Module):
     def __init__(self, config, strategy, rngs):
-        init, fsdp = nnx.initializers.lecun_normal(), strategy.fsdp
-        up, down = (config.D, config.F), (config.F, config.D)
-        self.scale_D = nnx.Param(jnp.ones(config.D), out_sharding=(None,))
-        self.w_DF = nnx.Param(init(rngs.params(), up), out_sharding=(fsdp, "model"))
-        self.b_F = nnx.Param(jnp.zeros(config.F), out_sharding=("model",))
-        self.w_FD = nnx.Param(init(rngs.params(), down), out_sharding=("model", fsdp))
-        self.b_D = nnx.Param(jnp.zeros(config.D), out_sharding=(None,))
+        D, F = config.D, config.F
+        init = nnx.initializers.lecun_normal()
+        fsdp = strategy.fsdp
+        self.scale_D = nnx.Param(jnp.ones(D), out_sharding=(None,))
+        self.w_DF = nnx.Param(init(rngs.params(), (D, F)), out_sharding=(fsdp, "model"))
+        self.b_F = nnx.Param(jnp.zeros(F), out_sharding=("model",))
+        self.w_FD = nnx.Param(init(rngs.params(), (F, D)), out_sharding=("model", fsdp))
+        self.b_D = nnx.Param(jnp.zeros(D), out_sharding=(None,))
 
     def __call__(self, x_BD):
         x32_BD = x_BD.astype("float32")  # in bfloat16 a mean of squares is too coarse
-        size_B1 = jnp.sqrt(jnp.mean(x32_BD**2, -1, keepdims=True) + 1e-6)
-        norm_BD = (x32_BD / size_B1 * self.scale_D).astype(x_BD.dtype)
+        rms_B1 = jnp.sqrt(jnp.mean(x32_BD**2, -1, keepdims=True) + 1e-6)
+        norm_BD = (x32_BD / rms_B1 * self.scale_D).astype(x_BD.dtype)
         h_BF = jax.nn.silu(norm_BD @ self.w_DF + self.b_F)
         return x_BD + h_BF @ self.w_FD + self.b_D
 
 
 class Model(nnx.Module):
     def __init__(self, config, strategy, rngs):
-        init, fsdp = nnx.initializers.lecun_normal(), strategy.fsdp
-        enter, leave = (config.I, config.D), (config.D, config.V)
-        self.w_ID = nnx.Param(init(rngs.params(), enter), out_sharding=("model", fsdp))
+        I, D, V = config.I, config.D, config.V
+        init = nnx.initializers.lecun_normal()
+        fsdp = strategy.fsdp
+        self.w_ID = nnx.Param(init(rngs.params(), (I, D)), out_sharding=("model", fsdp))
         stack = nnx.vmap(
             lambda rngs: Block(config, strategy, rngs),
             transform_metadata={nnx.PARTITION_NAME: None},
         )
         self.blocks = stack(rngs.split(config.L))
-        self.w_DV = nnx.Param(init(rngs.params(), leave), out_sharding=(fsdp, "model"))
+        self.w_DV = nnx.Param(init(rngs.params(), (D, V)), out_sharding=(fsdp, "model"))
         self.strategy = strategy
 
     def __call__(self, x_BI):
