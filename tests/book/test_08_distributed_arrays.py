@@ -1,4 +1,4 @@
-"""Chapter 8, "Committed arrays and constraints: who decides where a result is"."""
+"""Chapter 8, "Committed arrays and constraints: who decides where a result lives"."""
 
 import ast
 import os
@@ -327,8 +327,9 @@ def test_a_constraint_spreads_backwards_and_forwards(page):
 
 def test_a_constraint_spreads_to_an_uncommitted_argument(page):
     """The compiled program expects the argument sharded as the constraint says."""
-    program = jax.jit(page.sine_in_columns).lower(np.zeros((64, 64))).compile()
+    program = jax.jit(page.sine_in_columns).lower(page.uncommitted_BD).compile()
     ((expected,), _) = program.input_shardings
+    assert not page.uncommitted_BD.committed
     assert expected.is_equivalent_to(page.columns, 2)
 
 
