@@ -3,7 +3,9 @@
 import ast
 import importlib
 import json
+import tempfile
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -271,13 +273,14 @@ def test_what_is_written_has_the_same_names_and_untrained_tensors_are_the_same(p
         assert path.read_bytes() == (page.out / path.name).read_bytes()
 
 
-def test_written_without_training_the_files_are_identical(page, tmp_path):
+def test_written_without_training_the_files_are_identical(page):
     weights = {path: weight[...] for path, weight in weights_of(loaded(page)).items()}
-    page.write_like(page.folder, tmp_path, weights)
-    names = sorted(path.name for path in page.folder.iterdir())
-    assert names == sorted(path.name for path in tmp_path.iterdir()) and len(names) == 4
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (page.folder / name).read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        page.write_like(page.folder, Path(folder), weights)
+        names = sorted(path.name for path in page.folder.iterdir())
+        assert names == sorted(path.name for path in Path(folder).iterdir()) and len(names) == 4
+        for name in names:
+            assert Path(folder, name).read_bytes() == (page.folder / name).read_bytes()
 
 
 def test_bfloat16_loses_updates_below_one_part_in_512():
