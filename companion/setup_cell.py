@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "ca181a7e4025183bd170e45d923a12718bd0a6d4e93f81b480db53bd562b4d47"
+SHA256 = "5ab6b3c64a377df9b60140d6d76047668a7d96fd2ba7ef13c764fdabb7db964b"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

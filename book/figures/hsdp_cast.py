@@ -1,7 +1,7 @@
 """Figure: the gradient that crosses between two nodes in HSDP, with the cast late or early.
 
-The matrix is that of book/deeper/09d-fsdp-two-axes.md, whose tests find both numbers of bytes in the compiled
-program. Bars are what a device adds up with its partner in the other node.
+The matrix is that of book/deeper/09d-fsdp-two-axes.md, whose tests find both numbers of bytes
+in the compiled program. Bars are what a device adds up with its partner in the other node.
 """
 
 from kit import DATA, arrow, figure, frame, kept, rect, say, text, write

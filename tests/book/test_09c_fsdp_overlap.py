@@ -138,7 +138,9 @@ def test_on_cpu_every_gather_of_the_loop_is_synchronous(page):
 
 def test_for_h100s_half_of_the_bytes_wait_and_half_are_sent_during_the_third_matmul():
     """Six layers, compiled for eight H100s (tests/meshscope/fixtures/make_known.py)."""
-    kept = BOOK.parent / "tests" / "meshscope" / "fixtures" / "known" / "gpu" / "hidden_gathers.hlo.gz"
+    kept = (
+        BOOK.parent / "tests" / "meshscope" / "fixtures" / "known" / "gpu" / "hidden_gathers.hlo.gz"
+    )
     text = gzip.decompress(kept.read_bytes()).decode()
     overlap = ms.overlap(text, jax.sharding.AbstractMesh((8,), ("data",)))
     _, *table = repr(overlap.by("kind", "hidden", "beside")).splitlines()

@@ -216,7 +216,9 @@ def test_programs_for_other_backends_say_nothing():
 
 
 def test_the_page_of_the_instruments_has_the_table_and_what_is_printed():
-    page = (pathlib.Path(__file__).parents[2] / "book" / "reference" / "instruments.md").read_text("utf-8")
+    page = (pathlib.Path(__file__).parents[2] / "book" / "reference" / "instruments.md").read_text(
+        "utf-8"
+    )
     section = page.split("### Bytes of programs compiled for CPU\n")[1].split("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
