@@ -270,7 +270,7 @@ def test_each_gradient_sends_what_its_operation_sends(page, row):
 def test_the_formulas_are_those_of_other_pages():
     """The sheet, Notation, Five collectives and chapter 10 give one formula for each collective."""
     notation = {row[0]: row[3] for row in table("notation", "Collective")}
-    collectives = {row[0]: row[2] for row in table("collectives", "Collective")}
+    collectives = {row[0]: row[2] for row in table("01b-collectives", "Collective")}
     sheet = {row[0]: row[2] for row in table(PAGE, "in `shard_map`")}
     names = {
         "`psum`, `pmean`": "all-reduce",

@@ -34,7 +34,7 @@ def test_an_abstract_mesh_is_told_its_axis_types():
     """Programs say the axis types of an AbstractMesh: its default became Explicit in JAX 0.11.1."""
     found = []
     for page in PAGES:
-        notebook = jupytext.readsource_of(page)
+        notebook = jupytext.read(source_of(page))
         for cell in notebook.cells if "kernelspec" in notebook.metadata else ():
             if cell.cell_type == "code":
                 found += [(page, *call) for call in abstract_meshes(cell.source)]
