@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "5ab6b3c64a377df9b60140d6d76047668a7d96fd2ba7ef13c764fdabb7db964b"
+SHA256 = "77862fc521d0d7bf2b93d7a63db81eda213da55e0ea15726c4d113229c25a812"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -46,15 +46,13 @@ class Results:
         if self.path is None:
             return
         line = json.dumps(record).encode() + b"\n"
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            size = os.fstat(file).st_size
-            if size and os.pread(file, 1, size - 1) != b"\n":
-                line = b"\n" + line  # after one that was cut off
-            os.write(file, line)
-            os.fsync(file)
-        finally:
-            os.close(file)
+        with open(self.path, "a+b", buffering=0) as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line  # after one that was cut off
+            file.write(line)  # at the end, wherever the last read was
+            os.fsync(file.fileno())
 
     @property
     def _running(self) -> Path | None:
