@@ -114,15 +114,19 @@ class Collective:
         >>> row.payload_bytes, row.wire_bytes  # 2 * 7/8 * 64
         (64, 112)
         """
-        n, size = self.group_size, self.payload_bytes
-        if self.kind == "ragged-all-to-all":
-            return None
-        if self.kind == "recv":
-            return 0
-        if self.kind in ("collective-permute", "collective-broadcast", "send"):
-            return size
-        sent = (2 if self.kind == "all-reduce" else 1) * (n - 1) * size
-        return sent / n if sent % n else sent // n
+        return sent_by_one(self.kind, self.group_size, self.payload_bytes)
+
+
+def sent_by_one(kind: str, n: int, size: float) -> float | None:
+    """The formulas of ``Collective.wire_bytes``, for n devices and a payload of this size."""
+    if kind == "ragged-all-to-all":
+        return None
+    if kind == "recv":
+        return 0
+    if kind in ("collective-permute", "collective-broadcast", "send"):
+        return size
+    sent = (2 if kind == "all-reduce" else 1) * (n - 1) * size
+    return sent / n if sent % n else sent // n
 
 
 FIELDS = (  # that rows can be summed by

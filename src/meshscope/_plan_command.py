@@ -8,6 +8,7 @@ error, and another process goes on with the rest.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -93,14 +94,8 @@ def main(arguments: Sequence[str]) -> int:
     for wanted in filter(None, (path, given.picture and Path(given.picture))):
         if not wanted.resolve().parent.is_dir() or wanted.is_dir():
             return failed(f"{wanted} cannot be written: give a file in a folder that exists")
-    command = [
-        *(sys.executable, "-m", "meshscope._plan_worker", str(file)),
-        *("--devices", str(given.devices), "--chip", given.chip, "--compiler", given.compiler),
-        *("--results", str(path), "--parent", str(os.getpid())),
-        *(("--hbm", str(given.hbm)) if given.hbm else ()),
-        *(("--picture", given.picture) if given.picture else ()),
-        *(("--explicit",) if given.explicit else ()),
-    ]
+    asked = {**vars(given), "results": str(path), "parent": os.getpid()}
+    command = [sys.executable, "-m", "meshscope._plan_worker", json.dumps(asked)]
     try:
         Results(path).interrupted()  # what an earlier run left is tried again
     except ValueError as error:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ._collectives import sent_by_one
 from ._memory import ProgramMemory
 from ._plan_candidates import as_tuple
 from ._plan_chips import Chip
 from ._plan_results import Record
-from ._plan_step import wire_bytes
 
 Wire = dict[tuple[str, tuple[str, ...]], float]  # bytes that one device sends, by kind and axes
 
@@ -219,10 +219,10 @@ def outcome_of(record: Record) -> Outcome:
         complete = not record["unread"] and None not in sent.values()
         known["counted"] = sent if complete else None
     if record.get("expected") is not None:
-        known["expected"] = {
-            (kind, tuple(axes)): wire_bytes(kind, math.prod(mesh[a] for a in axes), size)
-            for kind, axes, size in record["expected"]
-        }
+        known["expected"] = expected = {}
+        for kind, axes, size in record["expected"]:
+            wire = sent_by_one(kind, math.prod(mesh[a] for a in axes), size)
+            expected[kind, tuple(axes)] = size if wire is None else wire  # None: data decides
     batch = as_tuple(tuple(record.get("batch") or ()))
     return Outcome(
         table=record["table"],

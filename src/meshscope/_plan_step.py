@@ -136,12 +136,3 @@ def as_step(made: Any) -> Step:
             "returns, or an ms.Step of it"
         )
     return step
-
-
-def wire_bytes(kind: str, devices: int, payload: float) -> float:
-    """Bytes that one of so many devices sends, as ``Collective.wire_bytes`` defines them."""
-    if kind in ("all-gather", "reduce-scatter", "all-to-all"):
-        return (devices - 1) * payload / devices
-    if kind == "all-reduce":
-        return 2 * (devices - 1) * payload / devices
-    return payload

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Progress:
 
 def planned(given: argparse.Namespace) -> Plan:
     """The plan that the arguments ask for."""
-    module = load(given.file)
+    module = load(Path(given.file))
     return plan(
         module.step,
         module.TABLES,
@@ -86,17 +86,9 @@ def planned(given: argparse.Namespace) -> Plan:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Plan as `_plan_command` asks; the exit status."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", type=Path)
-    for name in ("chip", "compiler", "results", "picture"):
-        parser.add_argument(f"--{name}")
-    for name in ("devices", "parent"):
-        parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--hbm", type=float)
-    parser.add_argument("--explicit", action="store_true")
-    given = parser.parse_args(arguments)
+def main(asked: str) -> int:
+    """Plan as `_plan_command` asks, in JSON; the exit status."""
+    given = argparse.Namespace(**json.loads(asked))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what that file prints, too
             found = planned(given)
@@ -118,4 +110,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

@@ -14,10 +14,9 @@ from meshscope._messages import MESSAGES, filled
 from meshscope._plan_candidates import axes_of, candidates, meshes
 from meshscope._plan_flops import traced_flops
 from meshscope._plan_measure import told
-from meshscope._plan_outcome import digits
+from meshscope._plan_outcome import digits, outcome_of
 from meshscope._plan_picture import picture
 from meshscope._plan_results import Results
-from meshscope._plan_step import wire_bytes
 
 P = jax.P
 AUTO = jax.sharding.AxisType.Auto
@@ -106,7 +105,8 @@ def test_between_nodes_a_group_has_the_network_cards_of_its_devices(sizes, axes,
 def test_a_closed_form_counts_wire_bytes_as_a_collective_does(kind):
     groups = ((0, 1, 2, 3),)
     row = Collective(kind, ("x",), "int8", (64,), 64, 1, False, "", None, ("x",), groups)
-    assert wire_bytes(kind, 4, 64) == row.wire_bytes
+    record = {"table": "", "rules": {}, "mesh": {"x": 4}, "expected": [[kind, ["x"], 64]]}
+    assert outcome_of(record).expected == {(kind, ("x",)): row.wire_bytes}
 
 
 # Operations
