@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 import meshscope as ms
 from many_devices.compiled import stored_program
 from many_devices.helpers import attempt, put, traffic, type_of
-from pages import cells_of, check_exercise, compiled_for_cpu, exercises_of
+from pages import check_exercise, compiled_for_cpu, exercises_of, run_again
 
 PAGE = "07b-explicit-gradients"
 P = jax.P
@@ -396,8 +396,7 @@ def test_the_guard_is_there_since_0_12():
 def test_without_the_guard_the_page_says_so(page, monkeypatch, capsys):
     """On an older release the cell prints one sentence, and the rest of the page runs."""
     monkeypatch.delattr(jax.sharding, "no_collectives", raising=False)
-    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "forbidden"]
-    exec(cell.source, dict(page.variables))
+    run_again(page, PAGE, "forbidden")
     assert "has no jax.sharding.no_collectives: it came in 0.12" in capsys.readouterr().out
 
 

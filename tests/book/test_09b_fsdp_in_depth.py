@@ -12,7 +12,7 @@ import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
 from many_devices.helpers import traffic
-from pages import cells_of, check_exercise, compiled_for_cpu, exercises_of
+from pages import check_exercise, compiled_for_cpu, exercises_of, run_again
 
 PAGE = "09b-fsdp-in-depth"
 P = jax.P
@@ -365,8 +365,7 @@ FORBIDDEN = "Collective across axis 'data' is forbidden by `no_collectives`, but
 def test_without_the_guard_the_page_says_so(page, monkeypatch, capsys):
     """On an older release the cell prints one sentence, and the rest of the page runs."""
     monkeypatch.delattr(jax.sharding, "no_collectives", raising=False)
-    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "forbidden"]
-    exec(cell.source, dict(page.variables))
+    run_again(page, PAGE, "forbidden")
     assert "has no jax.sharding.no_collectives: it came in 0.12" in capsys.readouterr().out
 
 

@@ -13,7 +13,15 @@ import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
 from meshscope._totals import BESIDE
-from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of, source_of
+from pages import (
+    BOOK,
+    cells_of,
+    check_exercise,
+    compiled_for_cpu,
+    exercises_of,
+    run_again,
+    source_of,
+)
 
 PAGE = "09c-fsdp-overlap"
 TEXT = source_of(PAGE).read_text("utf-8")
@@ -225,8 +233,7 @@ def test_on_an_older_release_the_page_says_that_the_start_is_missing(page, monke
     """There the cell prints one sentence, and the rest of the page runs."""
     assert hasattr(jax.lax, "psum_scatter_start") == (jax.__version_info__ >= (0, 12))
     monkeypatch.delattr(jax.lax, "psum_scatter_start", raising=False)
-    (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "program-order"]
-    exec(cell.source, dict(page.variables))
+    run_again(page, PAGE, "program-order")
     assert "has no psum_scatter_start: it came in 0.12" in capsys.readouterr().out
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compilations import compilations
 from flax import nnx
 from llama_in_numpy import LLAMA3, forward, layout, make, read_all
 
@@ -293,18 +294,8 @@ def test_bfloat16_loses_updates_below_one_part_in_512():
 
 def test_merging_moves_nothing_between_devices(page):
     """W, A and B are sharded alike, so the compiled sum of a matrix has no collective."""
-    model, compiled = loaded(page, rank=4), []
-    jit = jax.jit
-
-    def noted(function, **options):
-        def call(*given):
-            compiled.append(jit(function, **options).lower(*given).compile())
-            return jit(function, **options)(*given)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(jax, "jit", noted)
+    model = loaded(page, rank=4)
+    with compilations() as compiled:
         page.merged(model)
     assert len(compiled) == 7
     assert not any(len(ms.collectives(program)) for program in compiled)

@@ -51,10 +51,9 @@ def test_each_fault_can_be_planted_and_names_what_notices_it(page):
         assert find != fault["replace"], name
         ast.parse(found[0].replace(find, fault["replace"]))
         assert fault["fails"] in notice, f"{name}: the page has no {fault['fails']}"
-    for key in ("name", lambda fault: (fault["find"], fault["replace"])):
-        of = key if callable(key) else lambda fault: fault["name"]
-        twice = [one for one, n in collections.Counter(map(of, faults)).items() if n > 1]
-        assert not twice, f"planted twice: {twice}"
+    for told in ("name",), ("find", "replace"):
+        planted = collections.Counter(tuple(fault[key] for key in told) for fault in faults)
+        assert not (twice := [one for one, n in planted.items() if n > 1]), f"twice: {twice}"
 
 
 @pytest.mark.parametrize("page", TABLES)

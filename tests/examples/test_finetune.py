@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import compilations
 from flax import nnx
 from llama_in_numpy import LLAMA3, SMALL, forward, layout, make, read_all
 
@@ -258,17 +259,7 @@ def test_a_mapped_file_is_copied_for_own_devices_alone(small, monkeypatch):
 
 def test_putting_tensors_into_place_and_merging_move_nothing_between_devices(small):
     """Transposing, stacking and adding an adapter's product compile to programs without collectives."""
-    compiled, jit = [], jax.jit
-
-    def noted(function, **options):
-        def call(*given):
-            compiled.append(jit(function, **options).lower(*given).compile())
-            return jit(function, **options)(*given)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("llama.jax.jit", noted)
+    with compilations("llama.jax.jit") as compiled:
         model = loaded(small, mesh_of(2, 4), rank=4)
         before = len(compiled)
         merged(model)
