@@ -108,6 +108,15 @@ def strong(words, size=None):
     return bold
 
 
+def key_of_pieces():
+    """What the two fills mean where an array is drawn as what a device holds of it; 12 high."""
+    parts = [text(0, 12, say("A device holds:"), 12)]
+    key = [(102, DATA, 1, say("a piece")), (180, INK, 0.4, say("the whole array"))]
+    for x, fill, opacity, words in key:
+        parts += [rect(x, 3, 10, 10, fill, opacity), text(x + 14, 12, words, 12)]
+    return parts
+
+
 def rect(x, y, width, height, fill=INK, opacity=1.0, radius=0, more=""):
     more += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
     more += f' rx="{radius:g}"' if radius else ""

@@ -2,7 +2,7 @@
 
 import re
 
-from kit import DATA, INK, figure, frame, kept, line, rect, say, text, write
+from kit import DATA, INK, figure, frame, kept, key_of_pieces, line, rect, text, write
 from page_cells import run_cells
 
 PAGE = run_cells("own-model", "rules")
@@ -48,10 +48,7 @@ def weight(path):
 
 
 def draw():
-    parts = [text(0, 12, say("A device holds:"), 12)]
-    key = [(102, DATA, 1, say("a piece")), (180, INK, 0.4, say("the whole array"))]
-    for x, fill, opacity, words in key:
-        parts += [rect(x, 3, 10, 10, fill, opacity), text(x + 14, 12, words, 12)]
+    parts = key_of_pieces()
     spoken = []
     for path, (rows, columns, sides, *_) in WEIGHTS.items():
         parts += weight(path)

@@ -1,6 +1,6 @@
 """Figure: what each of eight devices holds in the three runs of the quick start."""
 
-from kit import DATA, INK, figure, frame, kept, rect, say, text, write
+from kit import DATA, INK, figure, frame, kept, key_of_pieces, rect, say, text, write
 
 DEVICES, EXAMPLES, ROWS = 8, 64 * 8, 96  # as on the page
 RUNS = {  # heading: (devices that work, is the batch sharded?, is the weight sharded?)
@@ -45,10 +45,7 @@ def panel(y, heading, devices, batch, weight):
 
 
 def draw():
-    parts = [text(0, 12, say("A device holds:"), 12)]
-    key = [(102, DATA, 1, say("a piece")), (180, INK, 0.4, say("the whole array"))]
-    for x, fill, opacity, words in key:
-        parts += [rect(x, 3, 10, 10, fill, opacity), text(x + 14, 12, words, 12)]
+    parts = key_of_pieces()
     for number, (heading, (devices, batch, weight)) in enumerate(RUNS.items()):
         parts += panel(40 + PANEL * number, heading, devices, batch, weight)
     says = (
