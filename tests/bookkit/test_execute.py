@@ -220,3 +220,23 @@ def test_a_second_process_waits_for_the_first(book, said):
         )
         assert other.stdout.readline() == "waiting for another process that executes chapters\n"
     assert other.communicate(timeout=60)[0] == "mine\n" and said == []
+
+
+def test_outputs_as_text_can_be_compared_and_leave_out_what_is_timed(tmp_path):
+    new = nbformat.v4
+    seen = new.new_output("execute_result", data={"text/plain": "4", "text/html": "<b>4</b>"})
+    error = new.new_output("error", ename="E", evalue="no", traceback=["E: no"])
+    cells = [
+        new.new_markdown_cell("# A"),
+        new.new_code_cell("\n2 + 2\n", outputs=[seen]),
+        new.new_code_cell("print(1)", outputs=[new.new_output("stream", text="1\n"), error]),
+        new.new_code_cell("clock()", metadata={"tags": ["timing"]}, outputs=[seen]),
+        new.new_code_cell(""),
+    ]
+    execute.write_outputs({"book/deeper/01a-x": new.new_notebook(cells=cells)}, tmp_path)
+    lines = (tmp_path / "01a-x.txt").read_text().splitlines()
+    assert [line for line in lines if line] == [
+        *("# cell 2: 2 + 2", "<b>4</b>", "4"),
+        *("# cell 3: print(1)", "1", "E: no"),
+        "# cell 5: ",
+    ]

@@ -30,5 +30,6 @@ def last_changes(root: Path) -> dict[str, str]:
 
 
 def answer(command: list[str], folder: Path) -> str:
+    """What a command prints there; CalledProcessError where it fails."""
     done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=True)
     return done.stdout.strip()

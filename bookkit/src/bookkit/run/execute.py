@@ -402,7 +402,8 @@ def write_outputs(executed: Mapping[str, NotebookNode], folder: Path) -> None:
         for number, cell in enumerate(notebook.cells, 1):
             if cell.cell_type != "code" or "timing" in cell.metadata.get("tags", []):
                 continue
-            lines.append(f"# cell {number}: {cell.source.strip().splitlines()[0]}")
+            first, *_ = cell.source.strip().split("\n")
+            lines.append(f"# cell {number}: {first}")
             for output in cell.outputs:
                 lines += output.get("traceback", [output.get("text", "")])
                 lines += [str(data) for _, data in sorted(output.get("data", {}).items())]

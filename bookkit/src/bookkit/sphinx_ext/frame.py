@@ -20,7 +20,7 @@ from sphinx.application import Sphinx
 
 from bookkit.model.addresses import report_url
 from bookkit.model.book import Book, Language
-from bookkit.model.history import last_changes
+from bookkit.model.history import answer, last_changes
 from bookkit.words.catalogues import catalogue_of
 
 LONGEST = 300  # characters of a description; in Chinese each counts twice
@@ -97,11 +97,6 @@ def last_commit(root: Path) -> tuple[str, datetime.date] | None:
     except (OSError, subprocess.CalledProcessError, ValueError):
         return None
     return commit, datetime.date.fromisoformat(day)
-
-
-def answer(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def edition(book: Book, language: Language) -> dict[str, str]:
