@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "77862fc521d0d7bf2b93d7a63db81eda213da55e0ea15726c4d113229c25a812"
+SHA256 = "c6d5c4e1f73f0c0a484ead8ea0aa0ed4632b0417ab4019710bfd3a49acb26199"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
