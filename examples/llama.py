@@ -55,8 +55,8 @@ def read_config(folder: Path) -> Config:
     """Return the configuration of a Llama model. Raises BadWeights for what this model is not."""
     path = folder / "config.json"
     try:
-        said = json.loads(path.read_bytes())
-        architectures = said.get("architectures")
+        stored = json.loads(path.read_bytes())
+        architectures = stored.get("architectures")
     except FileNotFoundError as error:
         raise BadWeights(f"{path} is missing: is {folder} a model's directory?") from error
     except (ValueError, AttributeError) as error:
@@ -66,30 +66,30 @@ def read_config(folder: Path) -> Config:
             f"{path} says {architectures}, and this program knows LlamaForCausalLM alone: write "
             "the model, and its table of names, as in llama.py"
         )
-    rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    rope = stored.get("rope_parameters") or stored.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     unknown = {
-        "hidden_act": said.get("hidden_act", "silu") != "silu",
-        "attention_bias": said.get("attention_bias", False),
-        "mlp_bias": said.get("mlp_bias", False),
-        "quantization_config": said.get("quantization_config"),
+        "hidden_act": stored.get("hidden_act", "silu") != "silu",
+        "attention_bias": stored.get("attention_bias", False),
+        "mlp_bias": stored.get("mlp_bias", False),
+        "quantization_config": stored.get("quantization_config"),
         f"rope_type {kind}": kind not in ("default", "llama3"),
     }
     for key, given in unknown.items():
         if given:
             raise BadWeights(f"{path} asks for {key}, which the model in llama.py does not have")
     try:
-        sizes = {letter: int(said[key]) for letter, key in KEYS.items()}
+        sizes = {letter: int(stored[key]) for letter, key in KEYS.items()}
         D, H = sizes["D"], sizes["H"]
         return Config(
             **sizes,
-            K=int(said.get("num_key_value_heads") or H),
-            C=int(said.get("head_dim") or D // H),
-            tied=bool(said.get("tie_word_embeddings", False)),
-            epsilon=float(said.get("rms_norm_eps", 1e-6)),
-            theta=float(rope.get("rope_theta", said.get("rope_theta", 10_000))),
+            K=int(stored.get("num_key_value_heads") or H),
+            C=int(stored.get("head_dim") or D // H),
+            tied=bool(stored.get("tie_word_embeddings", False)),
+            epsilon=float(stored.get("rms_norm_eps", 1e-6)),
+            theta=float(rope.get("rope_theta", stored.get("rope_theta", 10_000))),
             scaling=tuple(float(rope[key]) for key in SCALING) if kind == "llama3" else None,
-            dtype=jnp.dtype(said.get("dtype") or said["torch_dtype"]).name,
+            dtype=jnp.dtype(stored.get("dtype") or stored["torch_dtype"]).name,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadWeights(f"{path} lacks something or has it in another form: {error}") from error
