@@ -11,7 +11,7 @@ many_devices.setup()  # before anything uses JAX
 import jax  # noqa: E402
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
-from pages import run  # noqa: E402
+from pages import run, tables  # noqa: E402
 
 # The book's site has no such cache: its key leaves out source lines, and the site prints them.
 CACHE = Path(__file__).parents[2] / "_build" / "compiled-for-tests"
@@ -20,6 +20,15 @@ CACHED = {
     "jax_persistent_cache_min_compile_time_secs": 0,
     "jax_persistent_cache_min_entry_size_bytes": 0,
 }
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--page",
+        choices=list(tables()),
+        metavar="PAGE",
+        help="plant only the faults of this page (test_faults.py)",
+    )
 
 
 def configure(settings):

@@ -18,13 +18,19 @@ NOT_THE_LESSON = SyntaxError, NameError, ImportError  # a program that cannot ru
 FAULTS = {name: tables()[name].get("fault", []) for name in pages_with_code() if name in tables()}
 
 
-def items():
-    for name, faults in FAULTS.items():
-        for fault in faults:
-            marks = [pytest.mark.xdist_group(name)]
-            if fault.get("slow"):
-                marks.append(pytest.mark.slow)
+def items(page):
+    for name in [page] if page else FAULTS:
+        for fault in FAULTS.get(name, []):
+            marks = [pytest.mark.slow] if fault.get("slow") else []
             yield pytest.param(name, fault, id=f"{name}-{fault['name']}", marks=marks)
+
+
+def pytest_generate_tests(metafunc):
+    page = metafunc.config.getoption("page", None)
+    if "fault" in metafunc.fixturenames:
+        metafunc.parametrize("name, fault", list(items(page)), indirect=["name"])
+    else:
+        metafunc.parametrize("name", [page] if page else list(FAULTS), indirect=True)
 
 
 def named_test(name, fault):
@@ -39,7 +45,6 @@ def name(request):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("name, fault", list(items()), indirect=["name"])
 def test_fault_is_noticed(name, fault):
     """With one line of the page changed, the cell raises or the test fails that the fault names."""
     cells = with_fault(cells_of(name), fault["find"], fault["replace"])
@@ -56,11 +61,6 @@ def test_fault_is_noticed(name, fault):
 
 
 @pytest.mark.slow  # by day, tests/book/test_PAGE.py say the same
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAULTS],
-    indirect=True,
-)
 def test_without_a_fault_all_pass(name):
     """The named tests pass here on the page as it is: nothing else made them fail."""
     with run(name) as page:
