@@ -91,7 +91,7 @@ def set_aside_damaged(directory: str) -> list[str]:
         if bad:
             raise Refused(
                 f"no checkpoint in {directory} is whole (step {path.name}: {why}): choose other "
-                "--checkpoints to begin anew"
+                "--checkpoints to start over"
             )
     done = []
     for path, why in bad.items():
@@ -129,7 +129,7 @@ def check_settings(
         if differ:
             raise Refused(
                 f"{newest.path} is of a run with {', '.join(differ)}: give the same{where(theirs)} "
-                f"to go on with it, {advice(differ)}or choose other --checkpoints to begin anew"
+                f"to go on with it, {advice(differ)}or choose other --checkpoints to start over"
             )
 
 

@@ -50,7 +50,7 @@ def compile_only(args: argparse.Namespace) -> int:
         try:
             program = step.lower(run, steps.batch_shape(mesh, args.batch, args.S)).compile()
         except jax.errors.JaxRuntimeError as error:
-            raise Refused(f"the compiler refuses this step: {reason(error)}") from error
+            raise Refused(f"the compiler raised an error: {reason(error)}") from error
     shown = strategies.flags_of(args.strategy, strategies.sizes_of(mesh))
     kind = mesh.devices.flat[0].device_kind
     weights, seconds = matmul_weights(config) + config.V * config.D, time.perf_counter() - began

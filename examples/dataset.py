@@ -52,8 +52,8 @@ class Tokens:
         tokens = np.asarray(shard.tokens[row * self.S : (row + 1) * self.S + 1], "int32")
         if (largest := tokens.max()) >= self.V:
             raise Failed(
-                f"{shard.path} has the token {largest} in row {row}, and --V is {self.V}: begin "
-                "anew with a larger --V, or with the files of another tokenizer"
+                f"{shard.path} has the token {largest} in row {row}, and --V is {self.V}: start "
+                "over with a larger --V, or with the files of another tokenizer"
             )
         return tokens
 

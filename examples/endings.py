@@ -27,10 +27,10 @@ INTERRUPTED, ABORTED, STOPPED = 128 + signal.SIGINT, 128 + signal.SIGABRT, 128 +
 STATUSES = {
     FINISHED: "finished, or nothing left to do",
     FAILED: "failed: an error, a save that failed, a loss that is not finite, or a watchdog",
-    REFUSED: "refused: it says why and what to change",
-    INTERRUPTED: "stopped by Ctrl-C after a save: the same command goes on from there",
-    ABORTED: "aborted by JAX, because another process died: see what that one said",
-    STOPPED: "stopped by SIGTERM after a save: the same command goes on from there",
+    REFUSED: "not started: the message says why, and what to change",
+    INTERRUPTED: "stopped by Ctrl-C after a save: run the same command to resume",
+    ABORTED: "aborted by JAX because another process died: see the output of that one",
+    STOPPED: "stopped by SIGTERM after a save: run the same command to resume",
 }
 LIBRARIES = ("absl", "asyncio", "concurrent.futures")  # the first is Orbax's
 

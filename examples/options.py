@@ -1,4 +1,4 @@
-"""What is asked for: a file of settings, and flags that count more."""
+"""The settings of a run: a TOML file, and flags that override it."""
 
 import argparse
 import difflib
@@ -20,7 +20,7 @@ DTYPES = ["float32", "bfloat16"]
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(endings.REFUSED, f"{self.prog}: {message}; --help lists what there is\n")
+        self.exit(endings.REFUSED, f"{self.prog}: {message}; --help lists the flags\n")
 
 
 def positive(text: str) -> int:
@@ -37,7 +37,8 @@ def not_negative(text: str) -> float:
 
 def folder(text: str) -> str:
     if not text.strip():
-        raise argparse.ArgumentTypeError("the name is empty, as of a variable that is not set")
+        what = "the name is empty, perhaps because a shell variable is not set"
+        raise argparse.ArgumentTypeError(what)
     return text
 
 
@@ -50,99 +51,109 @@ def parser_of(description: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=description,
         epilog=f"strategies:\n{names}\n\nexit status:\n{statuses}\n\n"
-        "No checkpoint is lost in any of these ways, nor if the process is killed.",
+        "However a run ends, also when it is killed, no finished checkpoint is lost.",
     )
     # fmt: off
     parser.add_argument("--config", default="tiny", metavar="FILE",
-        help="settings in TOML, or a name in examples/configs; flags count more (%(default)s)")
-    add = parser.add_argument_group("where it runs: may differ at each start").add_argument
+        help="a TOML file of settings, or a name in examples/configs; flags override it (%(default)s)")
+    add = parser.add_argument_group("where it runs (may change when a run resumes)").add_argument
     add("--strategy", choices=strategies.STRATEGIES, default="fsdp", metavar="NAME",
-        help="see below (%(default)s)")
-    add("--data", type=positive, metavar="N", help="devices that repeat weights and split rows")
-    add("--fsdp", type=positive, metavar="N", help="devices that split weights and rows")
-    add("--model", type=positive, metavar="N", help="devices that split heads and hidden units")
+        help="one of those below (%(default)s)")
+    add("--data", type=positive, metavar="N",
+        help="size of the axis that replicates weights and shards rows")
+    add("--fsdp", type=positive, metavar="N", help="size of the axis that shards weights and rows")
+    add("--model", type=positive, metavar="N",
+        help="size of the axis that shards heads and hidden units")
     add("--cpu-devices", type=positive, metavar="N", help="simulate N devices on the CPU")
     add("--accumulate", type=positive, default=1, metavar="N",
-        help="microbatches of a step, one after another (%(default)s)")
+        help="number of microbatches in a step (%(default)s)")
     add("--remat", choices=REMAT, nargs="?", const="full", default="none", metavar="NAME",
-        help="what backward computes again: none, products (all but those with weights), full")
+        help="what the backward pass recomputes: none, products (all but matmuls with weights), full")
     add("--attention", choices=["xla", "cudnn"], default="xla",
-        help="cudnn: on NVIDIA GPUs, in bfloat16, with less memory (%(default)s)")
+        help="cudnn needs less memory, on NVIDIA GPUs and in bfloat16 only (%(default)s)")
 
-    add = parser.add_argument_group("several processes: each is started with this").add_argument
+    add = parser.add_argument_group("several processes (start each of them with these)").add_argument
     add("--processes", type=positive, metavar="N",
-        help="refuse to train with any other number of processes (1)")
-    add("--devices", type=positive, metavar="N", help="the same, of devices in all processes")
+        help="stop unless the run has this many processes (1)")
+    add("--devices", type=positive, metavar="N",
+        help="stop unless all processes together have N devices")
     add("--coordinator", metavar="HOST:PORT",
-        help="where process 0 listens; without it JAX asks SLURM, MPI, Kubernetes or the TPU")
-    add("--process", type=int, metavar="I", help="which of them this is, with --coordinator")
+        help="where process 0 listens; by default JAX asks SLURM, MPI, Kubernetes or the TPU")
+    add("--process", type=int, metavar="I", help="the number of this process, with --coordinator")
     add("--heartbeat", type=positive, default=100, metavar="SECONDS",
-        help="without one for so long, a process counts as dead, and all end (%(default)s)")
+        help="a process that is silent for this long counts as dead, and all stop (%(default)s)")
     add("--watchdog", type=positive, metavar="SECONDS",
-        help="if a step takes longer, say where it hangs and end")
+        help="if a step takes longer, print where it hangs and stop")
 
-    add = parser.add_argument_group("what it computes: the same at each start").add_argument
+    what = "what it computes (must stay the same when a run resumes)"
+    add = parser.add_argument_group(what).add_argument
     for letter, says in {
         "L": "layers", "D": "model width", "F": "hidden width", "H": "heads",
-        "K": "heads of keys and values", "C": "size of a head", "V": "vocabulary",
-        "S": "positions of a row",
+        "K": "key and value heads", "C": "head size", "V": "vocabulary size",
+        "S": "sequence length",
     }.items():
         add(f"--{letter}", type=positive, metavar="N", help=says)
-    add("--theta", type=float, metavar="X", help="base of RoPE's wavelengths")
-    add("--batch", type=positive, metavar="ROWS", help="of a step, over all devices")
+    add("--theta", type=float, metavar="X", help="base of the RoPE frequencies")
+    add("--batch", type=positive, metavar="ROWS", help="rows per step, over all devices")
     add("--precision", choices=DTYPES,
-        help="of products; weights and moments stay float32. float32 is not rounded to TF32 on GPUs "
-             "or to bfloat16 on TPUs, as JAX would by default: several times as slow")
-    add("--reduction", choices=DTYPES, help="in which devices add up gradients of weights")
+        help="dtype of matmuls; weights and moments stay float32. With float32, GPUs do not round to "
+             "TF32 and TPUs not to bfloat16, as JAX's defaults would: several times as slow")
+    add("--reduction", choices=DTYPES, help="dtype in which gradients are summed over devices")
     add("--text", type=folder, default=str(HERE / "data" / "book.txt"), metavar="PATH",
-        help="a file or folder of .txt, .md (bytes) or .npy (tokens); without it, this book's prose")
-    add("--seed", type=int, default=0, metavar="N", help="of weights and order (%(default)s)")
-    add("--learning-rate", type=not_negative, metavar="X", help="of AdamW, after the warm-up")
-    add("--warm-up", type=int, metavar="STEPS", help="from 0 to that rate")
-    add("--decay-steps", type=positive, metavar="STEPS", help="from the first to the cosine's end")
-    add("--final-rate", type=not_negative, metavar="X", help="what is left then, as a part")
+        help="a file or folder of .txt or .md (bytes) or .npy (tokens); by default this book's prose")
+    add("--seed", type=int, default=0, metavar="N",
+        help="seed of the weights and of the order of rows (%(default)s)")
+    add("--learning-rate", type=not_negative, metavar="X", help="peak learning rate of AdamW")
+    add("--warm-up", type=int, metavar="STEPS", help="steps in which the rate rises from 0")
+    add("--decay-steps", type=positive, metavar="STEPS", help="steps until the cosine decay ends")
+    add("--final-rate", type=not_negative, metavar="X",
+        help="final learning rate, as a fraction of the peak")
     add("--new-schedule", action="store_true",
-        help="this time these four may differ from the checkpoint's")
-    add("--weight-decay", type=not_negative, metavar="X", help="of matrices, not of norms")
-    add("--beta2", type=not_negative, metavar="X", help="of AdamW")
-    add("--clip", type=not_negative, metavar="X", help="largest norm of the gradient; 0: any")
+        help="allow these four to differ from the checkpoint's")
+    add("--weight-decay", type=not_negative, metavar="X",
+        help="weight decay of matrices (norms have none)")
+    add("--beta2", type=not_negative, metavar="X", help="beta2 of AdamW")
+    add("--clip", type=not_negative, metavar="X",
+        help="clip the gradient to this global norm; 0: no clipping")
 
-    add = parser.add_argument_group("how long, and what is written").add_argument
-    add("--steps", type=positive, metavar="N", help="from the very first to the last")
+    add = parser.add_argument_group("how long it runs, and what it writes").add_argument
+    add("--steps", type=positive, metavar="N", help="steps in total, counted from the first run")
     add("--checkpoints", type=folder, metavar="DIR",
-        help="a folder, or gs://…, where nothing keeps a second run out (runs/CONFIG)")
+        help="a folder, or gs://… (which cannot be locked against a second run) (runs/CONFIG)")
     add("--save-every", type=positive, metavar="STEPS",
-        help="from one checkpoint to the next; the end is saved as well")
+        help="steps between checkpoints; the last step is always saved")
     add("--keep", type=positive, default=3, metavar="N",
-        help="newest checkpoints that stay (%(default)s)")
+        help="checkpoints to keep (%(default)s)")
     add("--init-from", type=folder, metavar="DIR",
-        help="begin with the weights of another run, as long as nothing is in --checkpoints")
+        help="start from the weights of another run, if --checkpoints is still empty")
     add("--skip-damaged", action="store_true",
-        help="rename damaged checkpoints, and go on from the newest that is whole")
+        help="rename damaged checkpoints, and resume from the newest intact one")
     add("--take-over", metavar="HOST",
-        help="use the folder although a run on that host, which has ended, left its lock there")
+        help="take over the lock that a run on HOST, now dead, left in the folder")
     add("--logs", type=folder, metavar="DIR",
-        help="for metrics.csv, train.log and profile (CHECKPOINTS-logs)")
-    add("--log-every", type=positive, metavar="STEPS", help="from row to row of metrics.csv")
-    add("--evaluate-every", type=positive, metavar="STEPS", help="from test to test")
-    add("--test-rows", type=positive, metavar="N", help="of those held out, at most")
-    add("--sample", type=positive, metavar="N", help="write N bytes of text after each test")
-    add("--tensorboard", action="store_true", help="the metrics for TensorBoard as well")
-    add("--profile", type=positive, metavar="STEPS", help="trace so many, from the fifth on")
-    add("--profile-process", type=int, default=0, metavar="I", help="which one (%(default)s)")
+        help="folder for metrics.csv, train.log and profiles (CHECKPOINTS-logs)")
+    add("--log-every", type=positive, metavar="STEPS", help="steps between rows of metrics.csv")
+    add("--evaluate-every", type=positive, metavar="STEPS", help="steps between tests")
+    add("--test-rows", type=positive, metavar="N", help="use at most N of the held-out rows")
+    add("--sample", type=positive, metavar="N", help="generate N bytes of text after each test")
+    add("--tensorboard", action="store_true", help="write the metrics for TensorBoard too")
+    add("--profile", type=positive, metavar="STEPS",
+        help="trace this many steps, from the fifth on")
+    add("--profile-process", type=int, default=0, metavar="I",
+        help="the process that is traced (%(default)s)")
 
     add = parser.add_argument_group("without training").add_argument
-    add("--eval-only", action="store_true", help="test the newest checkpoint; write nothing")
+    add("--eval-only", action="store_true", help="test the newest checkpoint and write nothing")
     add("--compile-only", action="store_true",
-        help="say what each device would hold and send, from shapes; train nothing")
+        help="compile from shapes, and print what each device would hold and send")
     add("--topology", metavar="NAME",
-        help="with --compile-only: compile for TPUs that are not here, as in v5e:4x4 (needs libtpu)")
+        help="with --compile-only: compile for TPUs you do not have, for example v5e:4x4 (needs libtpu)")
     # fmt: on
     return parser
 
 
 def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
-    """Settings of the file first, then those of the command line."""
+    """Read the settings of the file, then those of the command line."""
     first = Parser(prog="train.py", add_help=False, allow_abbrev=False)
     first.add_argument("--config", default="tiny")
     known, rest = first.parse_known_args(argv)
@@ -152,15 +163,15 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     args.checkpoints = args.checkpoints or f"runs/{Path(known.config).stem}"
     if missing := [name for name in NEEDED if getattr(args, name) is None]:
         flag = "--" + missing[0].replace("_", "-")
-        parser.error(f"{flag} is not in {known.config}, and not given")
+        parser.error(f"{flag} is not in {known.config}, and was not given")
     if args.C % 2:
-        parser.error(f"--C {args.C} is odd, and RoPE turns pairs: use an even number")
+        parser.error(f"--C {args.C} is odd, but RoPE rotates pairs: use an even number")
     if args.batch % args.accumulate:
         parser.error(f"--batch {args.batch} does not divide into --accumulate {args.accumulate}")
     if args.H % args.K:
         parser.error(f"--H {args.H} heads cannot share --K {args.K}: use a divisor of {args.H}")
     if args.topology and not args.compile_only:
-        parser.error("--topology has devices that are not here: add --compile-only")
+        parser.error("--topology names devices that are not here: add --compile-only")
     return args
 
 
@@ -169,7 +180,7 @@ def config_file(name: str) -> Path:
         if path.is_file():
             return path
     names = sorted(path.stem for path in (HERE / "configs").glob("*.toml"))
-    raise Refused(f"--config {name} is no file: give one, or {strategies.either(names)}")
+    raise Refused(f"--config {name} is not a file: give one, or {strategies.either(names)}")
 
 
 def flags_in(path: Path, parser: Parser) -> list[str]:
@@ -183,8 +194,8 @@ def flags_in(path: Path, parser: Parser) -> list[str]:
     for name, value in found.items():
         if name not in known or name in ("config", "help"):
             near = difflib.get_close_matches(name, known, 1)
-            hint = f": is it {near[0]}?" if near else "; --help lists what there is"
-            raise Refused(f"{path} has `{name}`, which is no setting{hint}")
+            hint = f": is it {near[0]}?" if near else "; --help lists all"
+            raise Refused(f"{path} has `{name}`, which is not a setting{hint}")
         if isinstance(value, (dict, list)):
             raise Refused(f"{path} gives `{name}` more than one value")
         flag = known[name].option_strings[0]

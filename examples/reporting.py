@@ -88,7 +88,7 @@ class Window:
                 what, value = "gradient's norm", norms[first]
             raise Failed(
                 f"the {what} is {value} at step {self.step + first + 1}, which was not saved: "
-                "begin anew, in other --checkpoints, with a smaller --learning-rate or more "
+                "start over, in other --checkpoints, with a smaller --learning-rate or more "
                 "--warm-up"
             )
         self.step += len(self.values)

@@ -20,7 +20,7 @@ P = jax.P
 AXES = ("data", "fsdp", "model")  # the last has the fastest links: its devices are neighbours
 ROWS = ("data", "fsdp")  # the axes that split the batch
 Sizes = tuple[int, int, int]  # devices on each of AXES
-Asked = Mapping[str, int | None]  # the same by name; None where nobody asked
+Asked = Mapping[str, int | None]  # the same by name; None where it was not given
 
 
 class Refused(Exception):
@@ -36,12 +36,18 @@ class Strategy(NamedTuple):
 
 
 STRATEGIES = {
-    "data-parallel": Strategy("each device holds the model and a share of the batch", ("data",)),
-    "zero1": Strategy("data parallel, with the optimizer's moments split", ("data",), "data"),
-    "fsdp": Strategy("weights, gradients and moments are split, and gathered to use", ("fsdp",)),
-    "hsdp": Strategy("FSDP inside a node, data parallel between nodes", ("data", "fsdp")),
-    "tensor": Strategy("heads and hidden units are split over `model`", ("data", "model")),
-    "fsdp-tensor": Strategy("FSDP over `fsdp`, heads and units over `model`", ("fsdp", "model")),
+    "data-parallel": Strategy(
+        "each device has the whole model and a share of the batch", ("data",)
+    ),
+    "zero1": Strategy("data parallel, with Adam's moments sharded", ("data",), "data"),
+    "fsdp": Strategy(
+        "weights, gradients and moments are sharded; weights are gathered for use", ("fsdp",)
+    ),
+    "hsdp": Strategy("FSDP within a node, data parallel between nodes", ("data", "fsdp")),
+    "tensor": Strategy("heads and hidden units are sharded over `model`", ("data", "model")),
+    "fsdp-tensor": Strategy(
+        "FSDP over `fsdp`, heads and hidden units over `model`", ("fsdp", "model")
+    ),
 }
 
 
@@ -83,7 +89,7 @@ def splits_of(
 
 
 def make_mesh(name: str, asked: Asked, splits: Splits, devices: Sequence[Any]) -> Mesh:
-    """A `data` × `fsdp` × `model` mesh of all these devices; sizes that nobody asked for follow.
+    """A `data` × `fsdp` × `model` mesh of all these devices; sizes that were not given follow.
 
     A refusal names sizes that work.
     """
@@ -150,7 +156,7 @@ def complete(name: str, given: Mapping[str, int], count: int) -> Sizes:
 
 
 def default_inner(name: str, count: int) -> int:
-    """Devices on the second axis of a strategy that has two, if nobody asked for others."""
+    """Devices on the second axis of a strategy that has two, unless others were given."""
     if name == "tensor":
         return count
     if name == "hsdp":  # a node is one process, or a slice; one alone is split in two
@@ -180,7 +186,7 @@ def check_sizes(name: str, mesh: Mesh, splits: Splits, fixed: bool = False) -> N
         changes.append(f"{flag} {either([value for value in near if value])}")
     devices, change = meshes_that_work(name, list(mesh.devices.flat), splits), " and ".join(changes)
     if fixed:
-        advice = f"{devices}, or begin anew, in other --checkpoints, with {change}"
+        advice = f"{devices}, or start over, in other --checkpoints, with {change}"
     else:
         advice = f"use {change}, or {devices}"
     first = bad[0]

@@ -2,12 +2,12 @@
 
     python examples/train.py --cpu-devices 8 --strategy fsdp
 
-Run the same command again after a crash, a kill or a preemption: it goes on from the newest
-complete checkpoint, with the same bits on the same mesh, to rounding on another. One run at a time
-uses a folder of checkpoints: a second one is refused (locks.py).
+Run the same command again after a crash, a kill or a preemption, and training resumes from the newest
+complete checkpoint: bit for bit on the same mesh, and up to rounding on another. A folder of
+checkpoints belongs to one run at a time, and a second one stops with an error (locks.py).
 
-On several machines a launcher starts it once for each: see examples/launch. All processes together
-go on where they were stopped, also with another number of processes.
+On several machines a launcher starts it once for each: see examples/launch. Together, the processes
+resume where they were stopped, also if their number has changed.
 
 This file is the loop. options.py has the flags, model.py the model, strategies.py the mesh, steps.py
 the recipe, dataset.py the rows, checkpoints.py and locks.py what is on disk, reporting.py what people
@@ -96,8 +96,8 @@ def place_of(args: argparse.Namespace) -> tuple[str, bool]:
 def take_folders(plan: Plan, held: list[locks.Lock]) -> tuple[str, Path, list[str]]:
     """Where checkpoints and logs go, and what was done there. Process 0 locks and looks into both.
 
-    Refuses another run's folder, another program's checkpoint and a damaged one. Nothing is written
-    until all settings are known to work.
+    Raises Refused for another run's folder, another program's checkpoint and a damaged one. Nothing is
+    written before all settings are known to work.
     """
     args, mesh = plan.args, plan.mesh
     directory, local = place_of(args)
@@ -127,7 +127,7 @@ def sizes_in(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_settings(plan: Plan, directory: str) -> None:
-    """Refuse a checkpoint of other settings, and say on which devices it could go on."""
+    """Compare a checkpoint's settings, and say on which devices it could be resumed."""
     args, mesh = plan.args, plan.mesh
 
     def where(theirs: dict[str, Any]) -> str:
@@ -147,9 +147,9 @@ def abstract(plan: Plan) -> tuple[Any, Any, Run]:
 
 
 def begin(plan: Plan, saver: ocp.training.Checkpointer) -> tuple[Run, Run, int, int]:
-    """The run, where its arrays are, its step and its position: new, or from a checkpoint.
+    """The run, its shardings, its step and its position in the data: new, or from a checkpoint.
 
-    The checkpoint knows the values, the target the places: so any mesh can read it.
+    Values come from the checkpoint and shardings from the target, so any mesh can read it.
     """
     graphdef, target, places = abstract(plan)
     newest = saver.latest
@@ -209,9 +209,9 @@ def train(args: argparse.Namespace) -> int:
         saves.close()
         if step < args.steps:
             by = "Ctrl-C" if stop_requests.interrupted else "SIGTERM"
-            log.info(f"stopped by {by}; step {step} is saved: the same command goes on from it")
+            log.info(f"stopped by {by}; step {step} is saved: run the same command to resume")
             return INTERRUPTED if stop_requests.interrupted else STOPPED
-        log.info(f"finished: step {step} is saved in {directory}; to train on, give more --steps")
+        log.info(f"finished: step {step} is saved in {directory}; for more training, give more --steps")
         return FINISHED
 
 
@@ -219,7 +219,7 @@ def first_line(plan: Plan, step: int) -> str:
     args, mesh = plan.args, plan.mesh
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     return (
-        f"{'going on after' if step else 'a new run from'} step {step} of {args.steps}: "
+        f"{'resuming after' if step else 'a new run from'} step {step} of {args.steps}: "
         f"{args.strategy} on {counted(mesh.size, 'device', 'devices')} of "
         f"{jax.default_backend()}{f' ({axes})' if axes else ''} in "
         f"{counted(jax.process_count(), 'process', 'processes')}"
@@ -243,7 +243,7 @@ def loop(
     bar: tqdm,
     logs: Path,
 ) -> int:
-    """Train from this step to the last, or until somebody asks to stop. Returns the step reached."""
+    """Train from this step to the last, or until a request to stop. Returns the step reached."""
     args, mesh = plan.args, plan.mesh
     train_step = steps.compiled_step(places, mesh, args.accumulate)
     program = train_step.lower(run, steps.batch_shape(mesh, args.batch, args.S)).compile()
@@ -261,7 +261,7 @@ def loop(
     clock.start()
     while step < args.steps and not stop:
         watch(args)
-        (batch, position), coming = coming, next(rows)  # one is on its way while one is in use
+        (batch, position), coming = coming, next(rows)  # one is copied while the other is used
         with clock.outside():
             profile.before()
         run, loss, norm = program(run, batch)

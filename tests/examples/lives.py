@@ -179,7 +179,7 @@ def wait_until(condition, process, limit=120):
 
 def first_step(said):
     """The step that a life says it began at."""
-    found = re.search(r"(?:a new run from|going on after) step (\d+) of", said)
+    found = re.search(r"(?:a new run from|resuming after) step (\d+) of", said)
     return int(found[1]) if found else None
 
 

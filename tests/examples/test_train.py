@@ -141,7 +141,7 @@ def test_a_finished_run_has_nothing_left_to_do_and_can_be_lengthened(tmp_path, n
     assert f"nothing left to do: step {STEPS} is saved in {run}" in said
     said = ran(capfd, run, *ONE_MORE, "--steps", 10)
     assert f"step {STEPS} is saved in {run}, and 10 were asked for" in said
-    assert "going on after" not in said and "finished: step" not in said
+    assert "resuming after" not in said and "finished: step" not in said
     assert lives.same_bits(lives.arrays(run, STEPS), before) == []
     ran(capfd, run, *ONE_MORE, "--steps", STEPS + 2)
     assert [int(row["step"]) for row in lives.metrics(run)] == [*range(1, STEPS + 3)]

@@ -534,6 +534,6 @@ def test_advice_on_a_resume_leaves_the_batch_as_it_is(tmp_path, capfd):
     ran(capfd, run, "--batch", "63", "--steps", "1", small=tensor)
     said = sentence(ran(capfd, run, "--batch", "63", status=train.REFUSED))
     assert "use --batch" not in said and "start it on 1 device, " in said
-    assert "or begin anew, in other --checkpoints, with --batch 56 or 64" in said
+    assert "or start over, in other --checkpoints, with --batch 56 or 64" in said
     said = sentence(ran(capfd, run, "--batch", "64", status=train.REFUSED))
     assert "is of a run with --batch 63 (now 64): give the same, on 1 device, to go on" in said

@@ -168,7 +168,7 @@ REFUSED = {
     "--init-from nowhere": "nowhere is not a checkpoint that can be read: it has no _CHECKPOINT_METADATA",
     "--eval-only": "tiny is not a checkpoint that can be read",
     "--tensorboard": "needs tensorboardX",
-    "--config nowhere.toml": "--config nowhere.toml is no file: give one, or 8B or tiny",
+    "--config nowhere.toml": "--config nowhere.toml is not a file: give one, or 8B or tiny",
     "--compile-only --topology v5e:2x4": "--topology v5e:2x4 cannot be described",
 }
 
@@ -210,7 +210,7 @@ def test_flags_count_more_than_the_file_and_the_file_more_than_defaults(tmp_path
 
 
 @pytest.mark.parametrize("line, says", [
-    ("larning_rate = 1", "has `larning_rate`, which is no setting: is it learning_rate?"),
+    ("larning_rate = 1", "has `larning_rate`, which is not a setting: is it learning_rate?"),
     ("batch = [1, 2]", "gives `batch` more than one value"),
     ("batch = ", "is not TOML that can be read"), ('config = "8B"', "has `config`"),
 ])  # fmt: skip
