@@ -216,6 +216,18 @@ def test_twenty_steps_are_those_of_the_dense_program(page):
     assert_same(weights, expected, atol=1e-5)
 
 
+def test_the_training_has_momentum(page):
+    """The loss after two steps is that of SGD with momentum 0.9, written out."""
+    weights, velocity = page.params, jax.tree.map(jnp.zeros_like, page.params)
+    for _ in range(2):
+        _, gradient = page.dense_program(weights, page.batch)
+        velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, gradient)
+        weights = jax.tree.map(lambda w, v: w - 0.1 * v, weights, velocity)
+    (loss, _), _ = page.dense_program(weights, page.batch)
+    for name in ("dense", "factor 4"):
+        assert np.isclose(page.runs[name][1][2][0], loss, rtol=1e-5)
+
+
 def test_a_device_stores_one_expert(page):
     """Experts, and their gradients and updated weights, are sharded along E, one on each device."""
     weights, _ = page.runs["factor 4"]
