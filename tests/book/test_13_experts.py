@@ -1,8 +1,10 @@
 """Chapter 13, "Mixture of experts", and its program in examples/experts.py."""
 
 import ast
+import contextlib
 import math
 from functools import partial
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax._src.interpreters import mlir
+from jax._src.lax import parallel
 
 import meshscope as ms
 from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of
@@ -429,6 +433,50 @@ def test_the_ragged_layer_is_the_dense_one(page):
     """Nothing is padded or dropped: loss and gradients are those of the dense program."""
     assert_same(page.ragged_loss, page.dense_loss, rtol=1e-6)
     assert_same(page.ragged_gradient, page.dense_gradient)
+
+
+@contextlib.contextmanager
+def ragged_on_cpu(page):
+    """While it lasts, XLA's ragged exchange is replaced by the page's substitute, on CPU.
+
+    JAX's own rules for types and gradients of ragged_all_to_all stay as they are.
+    """
+
+    def substitute(*operands, axis_name, axis_index_groups):
+        return page.gathered_exchange(*operands, axis_name=axis_name)
+
+    lowered = mlir.lower_fun(substitute, multiple_results=False)
+    with mock.patch.dict(mlir._platform_specific_lowerings["cpu"]):
+        mlir.register_lowering(parallel.ragged_all_to_all_p, lowered, platform="cpu")
+        yield
+
+
+def test_jax_differentiates_the_ragged_exchange_as_the_dense_program(page):
+    """With the rules of jax.lax.ragged_all_to_all itself, loss and gradients are the dense ones."""
+    with ragged_on_cpu(page):
+        program = page.ragged_program(page.mesh, jax.lax.ragged_all_to_all)
+        loss, gradient = program(page.params, page.batch)
+    assert_same(loss, page.dense_loss, rtol=1e-6)
+    assert_same(gradient, page.dense_gradient)
+
+
+def test_with_plain_zeros_to_receive_rows_gradients_are_summed_over_devices(page):
+    """The result has the type of `output`; of plain zeros, the loss is right and gradients are not."""
+
+    def plain(rows, output, *numbers, axis_name):
+        zeros = jnp.zeros(output.shape, output.dtype)
+        received = jax.lax.ragged_all_to_all(rows, zeros, *numbers, axis_name=axis_name)
+        assert "expert" in str(jax.typeof(output)) and "expert" in str(jax.typeof(rows))
+        assert "expert" not in str(jax.typeof(received))
+        return received
+
+    with ragged_on_cpu(page):
+        program = page.ragged_program(page.mesh, plain)
+        loss, gradient = program(page.params, page.batch)
+    assert_same(loss, page.dense_loss, rtol=1e-6)
+    norms = {name: jnp.linalg.norm(array) for name, array in gradient.items()}
+    for name, wrong in (("in_ID", True), ("up_EDF", True), ("down_EFD", True), ("out_DV", False)):
+        assert (norms[name] > 2 * jnp.linalg.norm(page.dense_gradient[name])) == wrong
 
 
 def test_the_room_is_needed_where_all_tokens_go_to_one_expert(page):
