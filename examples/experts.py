@@ -63,11 +63,11 @@ def dense_mixture(params, x_BD, k=2):
     return y_BD, balance_of(probs_BE, experts_BR), 0
 
 
-def loss_of(params, batch, mixture):
-    """The loss of a model with this mixture, and the number of routes it dropped."""
+def loss_of(params, batch, layer):
+    """The loss of a model with this layer, and the number of routes that it dropped."""
     pixels_BI, labels_B = batch
     x_BD = jnp.tanh(pixels_BI @ params["in_ID"])
-    y_BD, balance, dropped = mixture(params, x_BD)
+    y_BD, balance, dropped = layer(params, x_BD)
     logits_BV = (x_BD + y_BD) @ params["out_DV"]
     losses_B = optax.softmax_cross_entropy_with_integer_labels(logits_BV, labels_B)
     return losses_B.mean() + 0.01 * balance, dropped
@@ -75,7 +75,7 @@ def loss_of(params, batch, mixture):
 
 def slots_of(experts_BR, E):
     """For each route, how many earlier routes of this device have the same expert."""
-    chosen_TE = jax.nn.one_hot(experts_BR.ravel(), E, dtype="int32")  # T: all routes
+    chosen_TE = jax.nn.one_hot(experts_BR.ravel(), E, dtype="int32")  # T: routes
     earlier_TE = jnp.cumsum(chosen_TE, axis=0) - chosen_TE
     return jnp.sum(earlier_TE * chosen_TE, axis=-1).reshape(experts_BR.shape)
 
@@ -101,13 +101,12 @@ def mixture(params, x_block_BD, Q, axes):
     return y_block_BD, balance, jnp.sum(slots_BR >= Q)
 
 
-def program_on(mesh, Q):
+def program_on(mesh, layer):
     """Loss, dropped routes and gradient, on all devices of this mesh."""
     axes = mesh.axis_names
 
     def mean_loss(params, batch_block):
-        layer = partial(mixture, Q=Q, axes=axes)
-        loss, dropped = loss_of(params, batch_block, layer)
+        loss, dropped = loss_of(params, batch_block, partial(layer, axes=axes))
         return jax.lax.pmean(loss, axes), jax.lax.psum(dropped, axes)
 
     mapped = jax.shard_map(
@@ -163,13 +162,11 @@ def main():
     tokens = B // mesh.size  # of each device
     print(f"{sizes[0]} x {sizes[1]} devices, {tokens} tokens on each")
 
-    dense_program = jax.jit(
-        jax.value_and_grad(partial(loss_of, mixture=dense_mixture), has_aux=True)
-    )
+    dense_program = jax.jit(jax.value_and_grad(partial(loss_of, layer=dense_mixture), has_aux=True))
     expected, _ = dense_program(params, batch)
     for factor in (4, 1.25):
         Q = capacity(tokens, factor)
-        weights, history = train(program_on(mesh, Q), placed, batch)
+        weights, history = train(program_on(mesh, partial(mixture, Q=Q)), placed, batch)
         (first, lost_first), (last, lost_last) = history[0], history[-1]
         print(
             f"factor {factor}: loss {first:.4f} to {last:.4f}, "

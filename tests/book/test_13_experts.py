@@ -305,6 +305,22 @@ def test_as_many_are_dropped_as_predicted(page, factor, slots, lost):
     assert (Q, np.maximum(page.lengths - Q, 0).sum(), dropped) == (slots, lost, lost)
 
 
+def test_at_a_factor_of_4_three_quarters_are_padding(page):
+    """512 slots for 128 routes of a device; its expert multiplies 512 rows, as 1/8 of dense."""
+    slots, routes, devices = 8 * 64, 64 * 2, 8
+    assert routes / slots == 1 / 4 and page.lengths.sum(axis=1).max() == routes
+    rows = []
+
+    def counted(x_EQD, up_EDF, down_EFD):
+        rows.append(x_EQD.shape[0] * x_EQD.shape[1])
+        return x_EQD
+
+    with mock.patch.dict(page.variables, feed_forward=counted):
+        forward(page, page.mesh, 64).lower(page.params, page.x_BD)
+        page.dense_mixture(page.params, page.x_BD)
+    assert rows == [512, 8 * 512] and rows[0] == rows[1] // devices
+
+
 def test_the_table_counts_what_each_queue_loses(page):
     """The page's last row, and its lengths: a queue for each device and expert."""
     assert page.lengths.shape == (8, 8) and page.lengths.sum() == 1_024
@@ -364,7 +380,7 @@ def test_with_k_1_and_gates_that_sum_to_one_the_router_gets_no_gradient(page):
 def test_the_balance_loss_hides_it(page):
     """With the load-balancing loss, the same router has a gradient, and the loss falls."""
     layer = partial(page.dense_mixture, k=1)
-    program = jax.jit(jax.value_and_grad(partial(page.loss_of, mixture=layer), has_aux=True))
+    program = jax.jit(jax.value_and_grad(partial(page.loss_of, layer=layer), has_aux=True))
     _, gradient = program(page.params, page.batch)
     assert jnp.linalg.norm(gradient["router_DE"]) > 1e-4
     _, history = page.train(program, page.params, page.batch, steps=5)
@@ -454,8 +470,8 @@ def ragged_on_cpu(page):
 def test_jax_differentiates_the_ragged_exchange_as_the_dense_program(page):
     """With the rules of jax.lax.ragged_all_to_all itself, loss and gradients are the dense ones."""
     with ragged_on_cpu(page):
-        program = page.ragged_program(page.mesh, jax.lax.ragged_all_to_all)
-        loss, gradient = program(page.params, page.batch)
+        program = page.program_on(page.mesh, page.ragged_mixture)
+        (loss, _), gradient = program(page.params, page.batch)
     assert_same(loss, page.dense_loss, rtol=1e-6)
     assert_same(gradient, page.dense_gradient)
 
@@ -471,8 +487,8 @@ def test_with_plain_zeros_to_receive_rows_gradients_are_summed_over_devices(page
         return received
 
     with ragged_on_cpu(page):
-        program = page.ragged_program(page.mesh, plain)
-        loss, gradient = program(page.params, page.batch)
+        program = page.program_on(page.mesh, partial(page.ragged_mixture, exchange=plain))
+        (loss, _), gradient = program(page.params, page.batch)
     assert_same(loss, page.dense_loss, rtol=1e-6)
     norms = {name: jnp.linalg.norm(array) for name, array in gradient.items()}
     for name, wrong in (("in_ID", True), ("up_EDF", True), ("down_EFD", True), ("out_DV", False)):
@@ -515,7 +531,7 @@ def test_for_tpu_there_are_four_ragged_exchanges(page):
 @compiled_for_cpu
 def test_the_cpu_compiler_has_no_ragged_exchange(page):
     """On simulated devices the real exchange raises an error."""
-    program = page.ragged_program(page.mesh, jax.lax.ragged_all_to_all)
+    program = page.program_on(page.mesh, page.ragged_mixture)
     with pytest.raises(jax.errors.JaxRuntimeError, match="ragged-all-to-all"):
         program.lower(page.params, page.batch).compile()
 

@@ -36,8 +36,8 @@ params = {
     for key, (name, shape) in zip(keys, experts.shapes.items())
 }
 batch = jax.random.normal(keys[5], (64, 64)), np.arange(64) % 10
-(loss, dropped), gradient = experts.program_on(mesh, Q=8)(params, batch)
-dense = jax.grad(partial(experts.loss_of, mixture=experts.dense_mixture), has_aux=True)
+(loss, dropped), gradient = experts.program_on(mesh, partial(experts.mixture, Q=8))(params, batch)
+dense = jax.grad(partial(experts.loss_of, layer=experts.dense_mixture), has_aux=True)
 wanted, _ = dense(params, batch)
 for name in params:
     np.testing.assert_allclose(gradient[name], wanted[name], rtol=1e-3, atol=1e-6)
