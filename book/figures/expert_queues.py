@@ -8,7 +8,7 @@ import numpy as np
 from kit import DATA, INK, MODEL, figure, frame, kept, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("13-experts", "imports", "params", "route", "drops")
+PAGE = run_cells("13-experts", "imports", "params", "route", "lengths", "drops")
 LENGTHS = PAGE["lengths"]  # (devices, experts)
 Q = PAGE["capacity"](64, 1.25)
 N, LEFT, COLUMN, WIDE, ROW = 8, 2, 45, 36, 8  # devices; px

@@ -324,8 +324,10 @@ def test_at_a_factor_of_4_three_quarters_are_padding(page):
 def test_the_table_counts_what_each_queue_loses(page):
     """The page's last row, and its lengths: a queue for each device and expert."""
     assert page.lengths.shape == (8, 8) and page.lengths.sum() == 1_024
-    assert np.all(page.lengths.sum(axis=1) == 128) and page.lost == 0
-    assert round(316 / 1_024, 1) == 0.3
+    assert np.all(page.lengths.sum(axis=1) == 128) and page.lost.sum() == 0
+    assert page.lost.shape == (8, 8) and round(316 / 1_024, 1) == 0.3
+    first = np.maximum(page.lengths[0] - 20, 0)
+    assert sorted(first[first > 0]) == [11, 14] and first.sum() == 25
 
 
 def test_with_a_factor_of_one_half_the_loss_falls_and_most_routes_are_dropped(page):
