@@ -230,7 +230,8 @@ def test_the_message_counts_temporaries_alone(page):
     assert stored_program("ahead-v5e-16-two")["compiling"]["seconds"] <= 2
     assert "CompileTimeHbmOom" in page.message and page.message.startswith("RESOURCE_EXHAUSTED")
     assert f"{18.32 - 15.75:.2f}" == "2.57" and f"{page.held / GIB:.2f}" == "5.61"
-    assert "2.57 GiB too large" in TEXT and "5.61 GiB of its state" in TEXT
+    assert "2.57 GiB too large but 8.18" in TEXT and "another 5.61 GiB" in TEXT
+    assert 2.57 + 5.61 == pytest.approx(8.18) and 2.57 / 8.18 < 1 / 3
 
 
 def test_one_sequence_compiles_and_does_not_fit(page):
