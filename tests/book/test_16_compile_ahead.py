@@ -342,6 +342,14 @@ def test_hsdp_over_256_v5e_does_not_fit(page):
     assert needs("ahead-v5e-256-tensor") < page.V5E
 
 
+def test_switches_for_v5e_raise_an_error_for_v5p():
+    """They start gathers early, and the error warns of incorrect results on other chips."""
+    entry = stored_program("ahead-v5p-2048-switch")
+    said = entry["tpu"]["refused"]
+    assert entry["machine"].startswith("v5p") and "xla_tpu_enable_async_collective_fusion" in said
+    assert "platforms other than TPU v5e" in said and "incorrect results" in said
+
+
 def test_the_share_counts_gathers_alone(page):
     beside = [["all-gather", ["data"], True, 30], ["all-gather", ["data"], False, 10]]
     assert page.hidden_share([*beside, ["all-reduce", ["data"], False, 60]]) == 0.75
