@@ -1,13 +1,13 @@
 """The four schedules of chapter 12 on one scale: a row is a stage, a box an operation.
 
-The rows come from the page's own cells. Blue is F, orange B, grey W, an empty frame an idle tick.
+The rows come from the page's own cells. Blue is F, orange B, grey W, a gap an idle tick.
 """
 
-from kit import DATA, INK, MODEL, figure, frame, kept, rect, say, text, write
+from kit import DATA, INK, MODEL, figure, kept, rect, say, text, write
 from page_cells import run_cells
 
 LEFT, TICK, HIGH, ROW = 14, 10.3, 15, 17  # px: margin, width of a tick, height of a box, of a row
-FILL = {"F": (DATA, 0.75), "B": (MODEL, 0.75), "W": (INK, 0.25)}
+FILL = {"F": (DATA, 0.45), "B": (MODEL, 0.45), "W": (INK, 0.2)}
 CELLS = ["imports", "orders", "one-f-one-b", "ticks"]
 
 
@@ -15,7 +15,7 @@ def draw():
     schedules = run_cells("12-pipeline", *CELLS)["schedules"]
     parts, x = [], 0
     words = {"F": say("forward"), "B": say("input gradient"), "W": say("weight gradient")}
-    for kind, wide in [("F", 100), ("B", 140), ("W", 0)]:
+    for kind, wide in [("F", 84), ("B", 124), ("W", 0)]:
         parts.append(rect(x, 2, 11, 11, *FILL[kind]))
         parts.append(text(x + 15, 12, kept(kind), 12, bold=True))
         parts.append(text(x + 29, 12, words[kind], 12))
@@ -31,7 +31,6 @@ def draw():
             for tick, row in enumerate(rows):
                 op, left = row[stage], LEFT + wide * tick
                 if op is None:
-                    parts.append(frame(left + 0.5, y + 0.5, wide - 1.5, HIGH - 1, opacity=0.25))
                     continue
                 parts.append(rect(left, y, wide - 0.7, HIGH, *FILL[op.kind]))
                 if name != "interleaved":
@@ -42,7 +41,7 @@ def draw():
     says = (
         "Four timelines of a pipeline with four stages and eight microbatches. GPipe and 1F1B take "
         "33 ticks, interleaved 57 ticks of half the length, zero bubble 27. Every stage works for "
-        "24 ticks, and the rest of the boxes are empty."
+        "24 ticks, and the gaps are idle time."
     )
     return {"pipeline_schedules": figure(360, y, says, parts)}
 
