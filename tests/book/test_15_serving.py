@@ -28,9 +28,7 @@ def generated(page, forward, spec, steps=8, **others):
 def moved(page, forward, cache):
     """(kind, axes, payload bytes, bytes sent, executions) of each collective of a step of decode."""
     rows = ms.collectives(page.decode_program(forward, cache), page.serving)
-    return [
-        (row.kind, row.axes, row.payload_bytes, row.wire_bytes, row.executions) for row in rows
-    ]
+    return [(row.kind, row.axes, row.payload_bytes, row.wire_bytes, row.executions) for row in rows]
 
 
 def only_along_group(rows):
@@ -271,9 +269,7 @@ def test_two_programs_are_compiled(page):
 def test_the_cache_is_donated(page):
     """The old cache is gone after a call."""
     cache = page.make_cache(page.COPIES)
-    page.generate(
-        page.with_copies, page.weights, cache, page.prompts_BS, page.length_B, steps=1
-    )
+    page.generate(page.with_copies, page.weights, cache, page.prompts_BS, page.length_B, steps=1)
     assert all(array.is_deleted() for array in cache.values())
 
 
@@ -375,7 +371,9 @@ def test_bytes_and_moves_of_the_four_ways(page):
         told = f"{count} collectives, {sent:,.0f} bytes" if count else "nothing"
         assert line[3].strip() == told
         assert line[2].strip() == f"{ms.memory(cache).bytes_per_device:,}"
-        assert line[1].strip().strip("`") == str(spec).replace("'", '"').replace("PartitionSpec", "P")
+        assert line[1].strip().strip("`") == str(spec).replace("'", '"').replace(
+            "PartitionSpec", "P"
+        )
 
 
 def test_bytes_of_the_last_line_grow_with_the_context_and_the_others_do_not(page):
