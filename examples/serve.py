@@ -107,16 +107,6 @@ def fsdp_spec(name):
     return P() if "scale" in name else P(*[None] * (len(SHAPES[name]) - 1), "data")
 
 
-def random_weight(name, random):
-    shape = SHAPES[name]
-    if "scale" in name:
-        values = 1 + 0.1 * random.standard_normal(shape)
-    else:
-        values = random.standard_normal(shape) * shape[-2] ** -0.5
-    sharding = jax.NamedSharding(training, fsdp_spec(name))
-    return jax.device_put(values.astype("float32"), sharding)
-
-
 def make_cache(spec):
     """Return zeros, created sharded."""
     sharding = jax.NamedSharding(serving, spec)
@@ -214,32 +204,35 @@ def generate(forward, weights, cache, prompts_BS, length_B, steps):
     if length_B.max() + steps > T:
         raise ValueError(f"{length_B.max()} + {steps} tokens do not fit into {T}")
     tokens_BS, start_B, count_B = prompts_BS, np.zeros_like(length_B), length_B
-    chosen, logits = [], []
+    logits = []
     for _ in range(steps):
         logits_BV, cache = forward(weights, cache, tokens_BS, start_B, count_B)
         logits.append(np.asarray(logits_BV))
-        chosen.append(logits[-1].argmax(-1).astype("int32"))
         start_B = start_B + count_B
-        tokens_BS, count_B = chosen[-1][:, None], np.ones_like(count_B)
-    return np.stack(chosen, 1), np.stack(logits, 1), cache
+        tokens_BS, count_B = logits[-1].argmax(-1)[:, None], np.ones_like(count_B)
+    logits = np.stack(logits, 1)
+    return logits.argmax(-1), logits, cache
 
 
 def generate_again(weights, prompts_BS, length_B, steps):
     """The same, but each step computes all positions anew."""
-    tokens_BT = np.zeros((B, T), "int32")
-    tokens_BT[:, : prompts_BS.shape[1]] = prompts_BS
+    tokens_BT = np.pad(prompts_BS, [(0, 0), (0, T - prompts_BS.shape[1])])
     row, logits = np.arange(B), []
     for step in range(steps):
         logits_BTV = np.asarray(recompute(weights, tokens_BT))
         logits.append(logits_BTV[row, length_B + step - 1])
         tokens_BT[row, length_B + step] = logits[-1].argmax(-1)
-    chosen = [tokens_BT[row, length_B + step] for step in range(steps)]
-    return np.stack(chosen, 1), np.stack(logits, 1)
+    logits = np.stack(logits, 1)
+    return logits.argmax(-1), logits
 
 
 def main():
-    random = np.random.default_rng(0)
-    trained = {name: random_weight(name, random) for name in SHAPES}
+    random, trained = np.random.default_rng(0), {}
+    for name, shape in SHAPES.items():
+        values = random.standard_normal(shape)
+        values = 1 + values / 10 if "scale" in name else values / shape[-2] ** 0.5
+        sharding = jax.NamedSharding(training, fsdp_spec(name))
+        trained[name] = jax.device_put(values.astype("float32"), sharding)
     shardings = {name: jax.NamedSharding(serving, spec) for name, spec in SPECS.items()}
     weights = jax.jit(lambda weights: weights, out_shardings=shardings)(trained)
     print(f"{ms.memory(weights).bytes_per_device:,} bytes of weights on each device")

@@ -455,18 +455,26 @@ def test_n_is_the_weights_of_llama_8b_without_the_embedding(page):
     assert page.OF_ATTENTION == 4 * L * H * C == 4 * page.llama_8b
 
 
+def critical_rows(page, chip, context):
+    """The rows from which on decode is compute-bound, or infinity."""
+    no_row = page.step_seconds(chip, 0, context)[1]
+    arithmetic, memory = page.step_seconds(chip, 1, context)
+    gain = arithmetic - (memory - no_row)  # of one more row
+    return no_row / gain if gain > 0 else float("inf")
+
+
 def test_without_a_context_decode_is_compute_bound_from_295_rows_and_166(page):
     """Where arithmetic takes as long as memory."""
     for chip, rows in [("H100", 295), ("TPU v5p", 166)]:
-        assert round(page.critical_rows(chip, 0)) == rows
+        assert round(critical_rows(page, chip, 0)) == rows
         below, above = (page.step_seconds(chip, n, 0) for n in (rows - 1, rows + 1))
         assert below[0] < below[1] and above[0] > above[1]
 
 
 def test_with_a_context_more_rows_are_needed_and_beyond_390_tokens_none_suffice(page):
-    needed = [page.critical_rows("H100", context) for context in (0, 128, 256, 380)]
+    needed = [critical_rows(page, "H100", context) for context in (0, 128, 256, 380)]
     assert needed == sorted(needed) and needed[-1] < float("inf")
-    assert page.critical_rows("H100", 400) == float("inf")
+    assert critical_rows(page, "H100", 400) == float("inf")
     arithmetic, memory = page.step_seconds("H100", 100_000, 400)
     assert arithmetic < memory
     arithmetic, memory = page.step_seconds("H100", 100_000, 380)
