@@ -98,9 +98,7 @@ def counted_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
         states, k_BTKC, v_BTKC = carry
         k_BTKC, v_BTKC = jax.lax.ppermute((k_BTKC, v_BTKC), "seq", onward)
         theirs_T = held((me - number) % n)  # whose keys have arrived
-        states = attend_halves(
-            states, q_block_BSHC, k_BTKC, v_BTKC, held(me), theirs_T
-        )
+        states = attend_halves(states, q_block_BSHC, k_BTKC, v_BTKC, held(me), theirs_T)
         return (states, k_BTKC, v_BTKC), None
 
     own = attend_halves(
@@ -117,9 +115,7 @@ def ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
 
 
 def ulysses(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
-    to_heads = partial(
-        jax.lax.all_to_all, axis_name="seq", split_axis=2, concat_axis=1, tiled=True
-    )
+    to_heads = partial(jax.lax.all_to_all, axis_name="seq", split_axis=2, concat_axis=1, tiled=True)
     to_tokens = partial(
         jax.lax.all_to_all, axis_name="seq", split_axis=1, concat_axis=2, tiled=True
     )
