@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "c6d5c4e1f73f0c0a484ead8ea0aa0ed4632b0417ab4019710bfd3a49acb26199"
+SHA256 = "10280444e854ef52ecc464f70b7445fbaf743de13cd8e830dc6c2a08649ee261"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

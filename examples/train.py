@@ -211,7 +211,9 @@ def train(args: argparse.Namespace) -> int:
             by = "Ctrl-C" if stop_requests.interrupted else "SIGTERM"
             log.info(f"stopped by {by}; step {step} is saved: run the same command to resume")
             return INTERRUPTED if stop_requests.interrupted else STOPPED
-        log.info(f"finished: step {step} is saved in {directory}; for more training, give more --steps")
+        log.info(
+            f"finished: step {step} is saved in {directory}; for more training, give more --steps"
+        )
         return FINISHED
 
 

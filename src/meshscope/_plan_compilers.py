@@ -151,6 +151,11 @@ _registered: set[str] = set()
 
 def _register(plugin: str) -> None:
     """Tell JAX of a plugin, once: started for CPU alone, it does not look for any."""
-    if plugin not in _registered:
+    if plugin in _registered:
+        return
+    try:
         importlib.import_module(plugin).initialize()
-        _registered.add(plugin)
+    except jax.errors.JaxRuntimeError as error:  # JAX has found it already
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+    _registered.add(plugin)

@@ -120,6 +120,31 @@ def book(stored, tmp_path):
 # Programs
 
 
+def test_a_program_for_one_machine_is_hashed_from_shapes_and_not_compiled_for_cpu(tmp_path):
+    """Its mesh has more devices than are simulated, and the page's other programs do not change."""
+    table = (
+        TABLE
+        + """
+[program.large]
+page = "book/01-toy"
+after = "sums"
+machine = "v5e:4x4"
+make = '''
+kind = (jax.sharding.AxisType.Auto,)
+wide = jax.sharding.AbstractMesh((16,), ("data",), axis_types=kind)
+rows = jax.ShapeDtypeStruct((64, 16), "float32", sharding=jax.NamedSharding(wide, P("data")))
+jax.jit(column_sums), rows
+'''
+"""
+    )
+    book = toy(tmp_path, table=table)
+    program = load_table(book).programs["large"]
+    found, problems = second_compiler.noted(book, [program], None)
+    assert problems == []
+    assert found["large"].keys() == {"hash", "mesh", "machine"}
+    assert found["large"]["mesh"] == {"data": 16}
+
+
 def test_a_function_and_a_compiled_program_are_noted_alike(stored):
     one, other = load_rows(stored)["programs"].values()
     assert one["hash"] == other["hash"] and one["mesh"] == {"data": 8}

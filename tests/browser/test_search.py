@@ -59,7 +59,12 @@ QUESTIONS = [
     ),
     ("SLURM", "11-processes#launch-the-same-program-on-a-cluster"),
     ("process alive but stuck", "11a-process-failures#one-process-is-stuck-a-watchdog-ends-it"),
-    ("pipeline parallelism", "glossary#pipeline-parallelism"),
+    ("pipeline parallel", "12-pipeline"),
+    ("mixture of experts", "13-experts"),
+    ("context parallelism", "14-sequences"),
+    ("ring attention", "14-sequences"),
+    ("KV cache", "15-serving"),
+    ("host offload", "16-compile-ahead"),
     ("jax.make_mesh does not support multi-slice topologies", "messages-meshes#multi-slice"),
     (
         "metrics crash: value spans non-addressable devices",

@@ -1,6 +1,8 @@
 """The parts of a plan: candidates, published numbers, operations, results on disk, the picture."""
 
 import json
+import sys
+import types
 import xml.etree.ElementTree as ET
 
 import jax
@@ -255,3 +257,18 @@ def test_what_takes_more_memory_stands_further_right_and_what_is_slower_higher()
 def test_a_picture_of_nothing_and_one_of_very_many_can_be_drawn():
     assert "no candidate" in picture([], 80e9, "H100", "").svg
     ET.fromstring(picture(marks(200), 80e9, "H100", "").svg)
+
+
+@pytest.mark.parametrize("said, raised", [("ALREADY_EXISTS: PJRT_Api", False), ("broken", True)])
+def test_a_plugin_that_jax_has_found_already_is_used(monkeypatch, said, raised):
+    def initialize():
+        raise jax.errors.JaxRuntimeError(said)
+
+    monkeypatch.setitem(sys.modules, "a_plugin", types.SimpleNamespace(initialize=initialize))
+    monkeypatch.setattr(compilers, "_registered", set())
+    if raised:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
+            compilers._register("a_plugin")
+    else:
+        compilers._register("a_plugin")
+        assert compilers._registered == {"a_plugin"}

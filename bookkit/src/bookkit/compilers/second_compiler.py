@@ -85,6 +85,7 @@ def job(book: Book, programs: Sequence[Program], folder: Path) -> dict[str, Any]
                         "target": str(folder / f"{program.name}.json"),
                         "with_schedule": program.schedule,
                         "switches": dict(program.switches),
+                        "machine": program.machine,
                     }
                     for program in programs
                     if program.after == cell.slug
@@ -131,9 +132,10 @@ def noted(
     book: Book, programs: Sequence[Program], others: Path | None, workers: int = 2
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Run the pages of these programs; by program what each compiler made of it, and what failed."""
-    together: dict[tuple[str, int], list[Program]] = {}  # in one process
+    together: dict[tuple[str, int, str], list[Program]] = {}  # in one process
     for program in programs:
-        together.setdefault((program.page, program.devices), []).append(program)
+        alone = program.name if program.machine and others else ""  # its memory is measured
+        together.setdefault((program.page, program.devices, alone), []).append(program)
     found = {}
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
         runs = [pool.submit(run_page, book, some, Path(name), others) for some in together.values()]
@@ -239,7 +241,8 @@ def page_text(book: Book, asked: Asked, stored: dict[str, Any]) -> str:
         raise Problem(f"{path.name} needs the lines {begin} and {end}, once each")
     before, rest = text.split(begin)
     judged = judge(asked, stored["programs"])
-    made = summary(judged, stored["about"], len(stored["programs"]))
+    count = sum(not program.machine for program in asked.programs.values())
+    made = summary(judged, stored["about"], count)
     return f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end)[1]}"
 
 
@@ -389,7 +392,7 @@ def changed_since(asked: Asked, old: dict[str, Any], new: dict[str, Any]) -> lis
                 )
     for name, entry in new["programs"].items():
         for part in ("hash", *COMPILERS):
-            if old["programs"].get(name, {}).get(part) != entry[part]:
+            if old["programs"].get(name, {}).get(part) != entry.get(part):
                 lines.append(f"program {name}: its {part} is another")
     return lines
 

@@ -16,7 +16,9 @@ import json
 import linecache
 import math
 import os
+import resource
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,7 +94,9 @@ def evaluated(code: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "<make>", "eval"), names)
 
 
-def made(code: str, names: dict[str, Any], lower: Callable[..., Any]) -> tuple[Any, Any, Any]:
+def made(
+    code: str, names: dict[str, Any], lower: Callable[..., Any], for_cpu: bool = True
+) -> tuple[Any, Any, Any]:
     """The program as `lower` lowers it, the order of its devices, and the one compiled for CPU."""
     import jax
 
@@ -101,12 +105,14 @@ def made(code: str, names: dict[str, Any], lower: Callable[..., Any]) -> tuple[A
     if isinstance(value, tuple) and value and callable(value[0]):
         function, *inputs = value
         lowered = lower(function, *inputs)
+        if not for_cpu:
+            return lowered, order_of(inputs), None
         jitted = function if hasattr(function, "lower") else jax.jit(function)
         return lowered, order_of(inputs), jitted.lower(*inputs).compile()
     if len(recorder.seen) != 1:
         raise ValueError(f"lowers {len(recorder.seen)} programs with jax.jit; it is to lower one")
-    lowered, order, for_cpu = recorder.seen[0]
-    return lowered, order, value if isinstance(value, jax.stages.Compiled) else for_cpu.compile()
+    lowered, order, on_cpu = recorder.seen[0]
+    return lowered, order, value if isinstance(value, jax.stages.Compiled) else on_cpu.compile()
 
 
 def account(program: Any, mesh: Any) -> dict[str, Any]:
@@ -128,8 +134,9 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
             for (kind, axes, dtype), total in sorted(totals.items())
         ],
         "memory": {
-            part: getattr(memory, part)
-            for part in ("arguments", "outputs", "temporaries", "aliased")
+            part: size
+            for part, size in vars(memory).items()
+            if size or not part.startswith("host_")
         },
     }
 
@@ -146,6 +153,15 @@ def schedule(program: Any, mesh: Any) -> list[list[Any]]:
     rows = [row for row in ms.overlap(program, mesh) if row.loop]
     loops = list(dict.fromkeys(row.loop for row in rows))
     return [[loops.index(row.loop), row.kind, list(row.shape), list(row.matmuls)] for row in rows]
+
+
+def beside(program: Any, mesh: Any) -> list[list[Any]]:
+    """What a program sends by kind, axes, and whether a matmul is beside it: bytes of payload."""
+    import meshscope as ms
+
+    totals = ms.overlap(program, mesh).by("kind", "axes", "hidden")
+    return [[kind, list(axes), hidden, total.payload_bytes]
+            for (kind, axes, hidden), total in totals.items()]  # fmt: skip
 
 
 @functools.cache  # a process registers it once
@@ -169,8 +185,22 @@ def on_h100(sizes: dict[str, int], root: Path) -> Any:
     return np.array(found.devices).reshape(*sizes.values())
 
 
+def on_machine(machine: str, sizes: dict[str, int], root: Path) -> Any:
+    """A grid of the devices of a machine that is not here: "v5e:16x16", or "h100:64"."""
+    import jax
+    from jax.experimental import topologies
+
+    if machine.startswith("h100"):
+        return on_h100(sizes, root)
+    devices = topologies.get_topology_desc(machine, "tpu").devices
+    kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), devices=devices, axis_types=kinds
+    ).devices
+
+
 def elsewhere(
-    compiled: Callable[[], Any], mesh: Any, with_schedule: bool = False
+    compiled: Callable[[], Any], mesh: Any, with_schedule: bool = False, priced: bool = False
 ) -> dict[str, Any]:
     """What another machine's compiler made of a program, or said in place of one."""
     import jax
@@ -178,6 +208,7 @@ def elsewhere(
     try:
         program = compiled()
         order = {"schedule": schedule(program, mesh)} if with_schedule else {}
+        order |= {"beside": beside(program, mesh)} if priced else {}
         return account(program, mesh) | order
     except jax.errors.JaxRuntimeError as error:
         return {"refused": str(error).strip().splitlines()[0]}
@@ -190,10 +221,12 @@ def note(
     target: str,
     with_schedule: bool,
     switches: dict[str, str | bool],
+    machine: str = "",
 ) -> None:
     """Write what the compilers make of the program that `code` makes among a page's names.
 
-    The one for GPU is told `switches`, and asked for its schedule, if it is wanted.
+    The one for GPU is told `switches`, and asked for its schedule, if it is wanted. With a
+    `machine` it is compiled for that alone, with what the compiling took.
     """
     import jax
 
@@ -205,11 +238,12 @@ def note(
     def lower(function: Callable[..., Any], *inputs: Any) -> dict[str, Any]:
         return {name: tools.lowered_for(name, function, *inputs) for name in platforms}
 
-    lowered, order, on_cpu = made(code, page.__dict__, lower)
+    lowered, order, on_cpu = made(code, page.__dict__, lower, for_cpu=not machine)
     sizes = tools.sizes_of(lowered["tpu"])
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
-    found = {"hash": tools.digest(lowered["tpu"]), "mesh": sizes, "cpu": account(on_cpu, mesh)}
+    found = {"hash": tools.digest(lowered["tpu"]), "mesh": sizes}
+    found |= {"machine": machine} if machine else {"cpu": account(on_cpu, mesh)}
     if others:
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
         if others not in sys.path:
@@ -221,10 +255,21 @@ def note(
         def for_gpu() -> Any:
             return tools.compiled_for(on_h100(sizes, root), lowered["cuda"], order, switches)
 
-        found |= {
-            "tpu": elsewhere(for_tpu, mesh),
-            "gpu": elsewhere(for_gpu, mesh, with_schedule),
-        }
+        def for_machine() -> Any:
+            grid = on_machine(machine, sizes, root)
+            return tools.compiled_for(grid, lowered["cuda" if on_gpu else "tpu"], order, switches)
+
+        if machine:
+            on_gpu, began = machine.startswith("h100"), time.process_time()
+            found["gpu" if on_gpu else "tpu"] = elsewhere(for_machine, mesh, priced=True)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # of KB, on Linux
+            took = {"seconds": round(time.process_time() - began), "gigabytes": round(peak, 1)}
+            found["compiling"] = took
+        else:
+            found |= {
+                "tpu": elsewhere(for_tpu, mesh),
+                "gpu": elsewhere(for_gpu, mesh, with_schedule),
+            }
     Path(target).write_text(json.dumps(found), "utf-8")
 
 

@@ -42,6 +42,7 @@ class Program:
     make: str
     devices: int = 8  # with more, the page's cells see as many simulated ones
     schedule: bool = False  # note what the compiler for GPU lets run beside collectives, too
+    machine: str = ""  # "v5e:16x16", "h100:64": compiled for this alone, and priced; no claims
     # of XLA for GPU, where they are not at their defaults
     switches: Mapping[str, str | bool] = field(default_factory=dict)
 
@@ -114,6 +115,7 @@ def digest_of_code(book: Book, program: Program) -> str:
     """
     sources = [cell.source for cell in cells_before(book, program) if "setup" not in cell.tags]
     options = [repr(sorted(program.switches.items()))] if program.switches else []
+    options += [program.machine] if program.machine else []
     return hashlib.sha256("\0".join([*sources, program.make, *options]).encode()).hexdigest()[:16]
 
 

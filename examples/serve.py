@@ -1,0 +1,261 @@
+"""Serve a small Llama from sharded weights: prefill and decode with a KV cache.
+
+    JAX_NUM_CPU_DEVICES=8 python examples/serve.py
+
+on eight devices. The page https://many-devices.github.io/one-program/book/15-serving.html explains it
+step by step. For a model of your own, replace `trained` by the dictionary that `merged` in llama.py
+returns, and set the sizes.
+"""
+
+import jax
+import jax.numpy as jnp
+import meshscope as ms
+import numpy as np
+
+P = jax.P
+V, D, F, L, H, K, C = 256, 64, 96, 3, 8, 2, 16
+B, T = 8, 32  # rows of the batch, positions of the cache
+SHAPES = {
+    "embed/embedding": (V, D),
+    "blocks/norm_attention/scale": (L, D),
+    "blocks/query/kernel": (L, D, H * C),
+    "blocks/key/kernel": (L, D, K * C),
+    "blocks/value/kernel": (L, D, K * C),
+    "blocks/out/kernel": (L, H * C, D),
+    "blocks/norm_hidden/scale": (L, D),
+    "blocks/gate/kernel": (L, D, F),
+    "blocks/up/kernel": (L, D, F),
+    "blocks/down/kernel": (L, F, D),
+    "norm/scale": (D,),
+    "head/kernel": (D, V),
+}
+auto = (jax.sharding.AxisType.Auto,)
+training = jax.make_mesh((8,), ("data",), axis_types=auto)
+serving = jax.make_mesh((2, 2, 2), ("data", "kv", "group"), axis_types=auto * 3)
+tensor = ("kv", "group")  # four devices that share a model: key-value heads, query heads
+SPECS = {
+    "embed/embedding": P(tensor, None),
+    "blocks/norm_attention/scale": P(),
+    "blocks/query/kernel": P(None, None, tensor),
+    "blocks/key/kernel": P(None, None, "kv"),
+    "blocks/value/kernel": P(None, None, "kv"),
+    "blocks/out/kernel": P(None, tensor, None),
+    "blocks/norm_hidden/scale": P(),
+    "blocks/gate/kernel": P(None, None, tensor),
+    "blocks/up/kernel": P(None, None, tensor),
+    "blocks/down/kernel": P(None, tensor, None),
+    "norm/scale": P(),
+    "head/kernel": P(None, tensor),
+}
+COPIES = P(None, "data", None, "kv", None)
+POSITIONS = P(None, "data", "group", "kv", None)
+
+
+def norm(x, scale):
+    return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5) * scale
+
+
+def rotate(x_BSHC, position_BS):
+    """Turn the features of each head by an angle that grows with the position."""
+    turn = 10_000.0 ** (-jnp.arange(0, C, 2) / C)
+    angle = position_BS[:, :, None, None] * turn
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    left, right = jnp.split(x_BSHC, 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def block(w, x_BSD, position_BS, attend, add):
+    """One layer. `attend` returns its result and the new cache."""
+    rows, length, _ = x_BSD.shape
+
+    def heads(name):
+        return (y_BSD @ w[f"{name}/kernel"]).reshape(rows, length, -1, C)
+
+    y_BSD = norm(x_BSD, w["norm_attention/scale"])
+    q_BSHC = rotate(heads("query"), position_BS)
+    k_BSKC = rotate(heads("key"), position_BS)
+    mixed, cache = attend(q_BSHC, k_BSKC, heads("value"))
+    x_BSD += add(mixed.reshape(rows, length, -1) @ w["out/kernel"])
+    y_BSD = norm(x_BSD, w["norm_hidden/scale"])
+    h_BSF = jax.nn.silu(y_BSD @ w["gate/kernel"]) * (y_BSD @ w["up/kernel"])
+    return x_BSD + add(h_BSF @ w["down/kernel"]), cache
+
+
+def layers_of(weights):
+    """The stacked weights of the blocks, without the prefix."""
+    prefix = "blocks/"
+    return {n.removeprefix(prefix): w for n, w in weights.items() if prefix in n}
+
+
+@jax.jit
+def recompute(weights, tokens_BT):
+    """Return the logits of all positions, (B, T, V), on one device."""
+    position_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+
+    def attend(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True), None
+
+    def layer(x_BTD, w):
+        return block(w, x_BTD, position_BT, attend, add=lambda y: y)
+
+    x_BTD = weights["embed/embedding"][tokens_BT]
+    x_BTD, _ = jax.lax.scan(layer, x_BTD, layers_of(weights))
+    return norm(x_BTD, weights["norm/scale"]) @ weights["head/kernel"]
+
+
+def fsdp_spec(name):
+    return P() if "scale" in name else P(*[None] * (len(SHAPES[name]) - 1), "data")
+
+
+def random_weight(name, random):
+    shape = SHAPES[name]
+    if "scale" in name:
+        values = 1 + 0.1 * random.standard_normal(shape)
+    else:
+        values = random.standard_normal(shape) * shape[-2] ** -0.5
+    sharding = jax.NamedSharding(training, fsdp_spec(name))
+    return jax.device_put(values.astype("float32"), sharding)
+
+
+def make_cache(spec):
+    """Return zeros, created sharded."""
+    sharding = jax.NamedSharding(serving, spec)
+    zeros = jax.jit(lambda: jnp.zeros((L, B, T, K, C)), out_shardings=sharding)
+    return {"k": zeros(), "v": zeros()}
+
+
+def write(cache, l, slot_BS, k_BSKC, v_BSKC):
+    """Put keys and values of layer l into these slots; drop those beyond the end."""
+    rows = jnp.arange(slot_BS.shape[0])[:, None]
+    return {
+        "k": cache["k"].at[l, rows, slot_BS].set(k_BSKC, mode="drop"),
+        "v": cache["v"].at[l, rows, slot_BS].set(v_BSKC, mode="drop"),
+    }
+
+
+def attend_copies(q, k, v, cache, l, position_BS):
+    """Attend to all positions up to one's own, with no communication."""
+    cache = write(cache, l, position_BS, k, v)
+    seen = jnp.arange(cache["k"].shape[2]) <= position_BS[:, None, :, None]
+    mixed = jax.nn.dot_product_attention(q, cache["k"][l], cache["v"][l], mask=seen)
+    return mixed, cache
+
+
+def look_up(table_block_VD, tokens_BS):
+    """Return embeddings: the device that has a token's row gives it, others zero."""
+    size = table_block_VD.shape[0]
+    row = tokens_BS - size * jax.lax.axis_index(tensor)
+    here = (row >= 0) & (row < size)
+    x_partial_BSD = table_block_VD[jnp.where(here, row, 0)] * here[:, :, None]
+    return jax.lax.psum(x_partial_BSD, tensor)
+
+
+def make_forward(attend, spec):
+    """Return the model on the serving mesh, with this attention and spec of a cache."""
+
+    def forward(weights, cache, tokens_BS, start_B, count_B):
+        rows, length = tokens_BS.shape
+        position_BS = start_B[:, None] + jnp.arange(length)
+
+        def layer(carry, inputs):
+            x_BSD, cache = carry
+            w, l = inputs
+            x_BSD, cache = block(
+                w,
+                x_BSD,
+                position_BS,
+                attend=lambda q, k, v: attend(q, k, v, cache, l, position_BS),
+                add=lambda y_partial: jax.lax.psum(y_partial, tensor),
+            )
+            return (x_BSD, cache), None
+
+        x_BSD = look_up(weights["embed/embedding"], tokens_BS)
+        each_layer = layers_of(weights), jnp.arange(L)
+        (x_BSD, cache), _ = jax.lax.scan(layer, (x_BSD, cache), each_layer)
+        x_BD = x_BSD[jnp.arange(rows), count_B - 1]  # of the last real token
+        return norm(x_BD, weights["norm/scale"]) @ weights["head/kernel"], cache
+
+    cache_spec, of_rows = {"k": spec, "v": spec}, P("data")
+    mapped = jax.shard_map(
+        forward,
+        mesh=serving,
+        in_specs=(SPECS, cache_spec, of_rows, of_rows, of_rows),
+        out_specs=(P("data", tensor), cache_spec),
+    )
+    return jax.jit(mapped, donate_argnums=1)  # the cache is updated in place
+
+
+def attend_positions(q, k, v, cache, l, position_BS):
+    """Attend to the positions on this device, and combine over `group`."""
+    size = cache["k"].shape[2]
+    first = size * jax.lax.axis_index("group")
+    slot_BS = position_BS - first
+    here = (slot_BS >= 0) & (slot_BS < size)
+    cache = write(cache, l, jnp.where(here, slot_BS, size), k, v)
+
+    q = jax.lax.all_gather(q, "group", axis=2, tiled=True)  # all heads of the group
+    rows, length, heads, _ = q.shape
+    k, v = cache["k"][l], cache["v"][l]
+    q = q.reshape(rows, length, k.shape[2], -1, C)  # G query heads share one
+    score = jnp.einsum("bskgc,btkc->bskgt", q, k) * C**-0.5
+    seen = first + jnp.arange(size) <= position_BS[:, :, None, None, None]
+    score = jnp.where(seen, score, -jnp.inf)
+    top = jax.lax.pmax(score.max(-1, keepdims=True), "group")
+    part = jnp.exp(score - top)
+    total = jax.lax.psum(part.sum(-1, keepdims=True), "group")
+    mixed = jnp.einsum("bskgt,btkc->bskgc", part / total, v)
+    mixed = mixed.reshape(rows, length, heads, C)
+    mixed = jax.lax.psum_scatter(mixed, "group", scatter_dimension=2, tiled=True)
+    return mixed, cache
+
+
+def generate(forward, weights, cache, prompts_BS, length_B, steps):
+    """Return the most likely tokens, (B, steps), the logits and the cache."""
+    if length_B.max() + steps > T:
+        raise ValueError(f"{length_B.max()} + {steps} tokens do not fit into {T}")
+    tokens_BS, start_B, count_B = prompts_BS, np.zeros_like(length_B), length_B
+    chosen, logits = [], []
+    for _ in range(steps):
+        logits_BV, cache = forward(weights, cache, tokens_BS, start_B, count_B)
+        logits.append(np.asarray(logits_BV))
+        chosen.append(logits[-1].argmax(-1).astype("int32"))
+        start_B = start_B + count_B
+        tokens_BS, count_B = chosen[-1][:, None], np.ones_like(count_B)
+    return np.stack(chosen, 1), np.stack(logits, 1), cache
+
+
+def generate_again(weights, prompts_BS, length_B, steps):
+    """The same, but each step computes all positions anew."""
+    tokens_BT = np.zeros((B, T), "int32")
+    tokens_BT[:, : prompts_BS.shape[1]] = prompts_BS
+    row, logits = np.arange(B), []
+    for step in range(steps):
+        logits_BTV = np.asarray(recompute(weights, tokens_BT))
+        logits.append(logits_BTV[row, length_B + step - 1])
+        tokens_BT[row, length_B + step] = logits[-1].argmax(-1)
+    chosen = [tokens_BT[row, length_B + step] for step in range(steps)]
+    return np.stack(chosen, 1), np.stack(logits, 1)
+
+
+def main():
+    random = np.random.default_rng(0)
+    trained = {name: random_weight(name, random) for name in SHAPES}
+    shardings = {name: jax.NamedSharding(serving, spec) for name, spec in SPECS.items()}
+    weights = jax.jit(lambda weights: weights, out_shardings=shardings)(trained)
+    print(f"{ms.memory(weights).bytes_per_device:,} bytes of weights on each device")
+    length_B = np.array([5, 9, 3, 12, 7, 10, 4, 8], "int32")
+    prompts_BS = random.integers(V, size=(B, 12)).astype("int32")
+    on_one = jax.device_put(trained, jax.devices()[0])
+    expected, _ = generate_again(on_one, prompts_BS, length_B, steps=8)
+    for name, attend, spec in [
+        ("copies", attend_copies, COPIES),
+        ("positions", attend_positions, POSITIONS),
+    ]:
+        forward, cache = make_forward(attend, spec), make_cache(spec)
+        tokens, _, cache = generate(forward, weights, cache, prompts_BS, length_B, 8)
+        held, equal = ms.memory(cache).bytes_per_device, (tokens == expected).all()
+        print(f"{name}: {held:,} bytes of cache on each device, same tokens: {equal}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,643 @@
+"""Chapter 13, "Mixture of experts", and its program in examples/experts.py."""
+
+import ast
+import contextlib
+import math
+from functools import partial
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax._src.interpreters import mlir
+from jax._src.lax import parallel
+
+import meshscope as ms
+from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of
+
+PAGE = "13-experts"
+FILE = BOOK.parent / "examples" / "experts.py"
+P = jax.P
+
+
+def assert_same(tree, expected, rtol=1e-4, atol=1e-6):
+    """Equal up to float32 rounding: eight devices add in another order than one."""
+    for found, wanted in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
+
+
+def rows_of(moved, kind):
+    return [row for row in moved if row.kind == kind]
+
+
+def forward(page, mesh, Q):
+    """Output of the mixture, and dropped routes, for the page's tokens on this mesh."""
+    axes = mesh.axis_names
+
+    def layer(params, x_block_BD):
+        y_block_BD, _, dropped = page.mixture(params, x_block_BD, Q, axes)
+        return y_block_BD, jax.lax.psum(dropped, axes)
+
+    specs = dict(in_specs=(page.specs, P(axes)), out_specs=(P(axes), P()))
+    return jax.jit(jax.shard_map(layer, mesh=mesh, **specs))
+
+
+# The mixture on one device
+
+
+def test_the_dense_mixture_is_a_loop_over_tokens(page):
+    """Each token: the two experts of the largest probability, added by gates that sum to one."""
+    params = {name: np.array(array, "float64") for name, array in page.params.items()}
+    x_BD = np.array(page.x_BD, "float64")
+    y_BD, _, dropped = page.dense_mixture(page.params, page.x_BD)
+    for token in range(0, 512, 37):
+        scores = np.exp(x_BD[token] @ params["router_DE"])
+        probs = scores / scores.sum()
+        first, second = np.argsort(-probs)[:2]
+        expected = 0
+        for expert in (first, second):
+            h = x_BD[token] @ params["up_EDF"][expert]
+            out = (h / (1 + np.exp(-h))) @ params["down_EFD"][expert]
+            expected += probs[expert] / (probs[first] + probs[second]) * out
+        np.testing.assert_allclose(y_BD[token], expected, rtol=1e-4, atol=1e-5)
+    assert dropped == 0 and np.allclose(page.gates_BR.sum(-1), 1)
+
+
+def test_the_dense_program_wastes_three_quarters(page):
+    """Every expert works on every token, and a token uses two of eight: 6/8 is wasted."""
+    assert page.experts_BR.shape == (512, 2) and page.params["router_DE"].shape[1] == 8
+
+
+def test_a_token_chooses_different_experts_so_64_slots_are_always_enough(page):
+    """The experts of a token differ, so no queue of a device is longer than its 64 tokens."""
+    assert np.all(page.experts_BR[:, 0] != page.experts_BR[:, 1])
+    assert page.lengths.max() <= 64 == page.capacity(64, 8 / 2)
+
+
+def test_the_untrained_router_is_unfair(page):
+    """Experts are far from equally popular: one gets more than ten times what another gets."""
+    popular = np.bincount(np.ravel(page.experts_BR), minlength=8)
+    assert popular.sum() == 1_024 and popular.max() > 10 * popular.min()
+
+
+# The load-balancing loss
+
+
+def test_the_balance_loss_is_1_for_an_equal_load_and_grows(page):
+    """1 if routes and probabilities are equal; larger if the favourite also gets the routes."""
+    equal_BE = jnp.full((16, 8), 1 / 8)
+    each_BR = jnp.arange(32).reshape(16, 2) % 8
+    assert np.isclose(page.balance_of(equal_BE, each_BR), 1)
+    trained = page.balance_of(*page.route(page.x_BD, page.params["router_DE"])[::2])
+    assert trained > 1.1
+
+
+def test_the_gradient_of_the_balance_loss_is_through_the_probability(page):
+    """The share is a count and has no gradient: the gradient is E times the share, over tokens."""
+    probs_BE, _, experts_BR = page.route(page.x_BD, page.params["router_DE"])
+    gradient = jax.grad(page.balance_of)(probs_BE, experts_BR)
+    share_E = np.bincount(np.ravel(experts_BR), minlength=8) / 1_024
+    np.testing.assert_allclose(gradient, np.tile(8 * share_E / 512, (512, 1)), rtol=1e-5)
+
+
+def test_on_eight_devices_the_balance_loss_is_over_all_tokens(page):
+    """With the pmean of both factors it is that of one device, value and gradient."""
+    similar_BD = page.x_BD[np.argsort(page.batch[1])]
+    route = partial(page.route, router_DE=page.params["router_DE"])
+
+    def on_one(x_BD):
+        probs_BE, _, experts_BR = route(x_BD)
+        return page.balance_of(probs_BE, experts_BR)
+
+    def on_eight(axes, x_block_BD):
+        probs_BE, _, experts_BR = route(x_block_BD)
+        return jax.lax.pmean(page.balance_of(probs_BE, experts_BR, axes), "expert")
+
+    def mapped(axes):
+        specs = dict(in_specs=P("expert"), out_specs=P())
+        return jax.value_and_grad(jax.shard_map(partial(on_eight, axes), mesh=page.mesh, **specs))
+
+    wanted, wanted_gradient = jax.value_and_grad(on_one)(similar_BD)
+    found, gradient = jax.jit(mapped(("expert",)))(similar_BD)
+    assert_same(found, wanted)
+    assert_same(gradient, wanted_gradient, atol=1e-8)
+    other, other_gradient = jax.jit(mapped(()))(similar_BD)
+    assert other > wanted + 0.01
+    assert not np.allclose(other_gradient, wanted_gradient, rtol=1e-2, atol=1e-7)
+
+
+def test_balanced_over_all_tokens_and_worst_on_each_device(page):
+    """Each device sure of its own expert: 1 over all tokens, 8 on every device."""
+    assert page.over_all == 1 and np.all(page.own == 8)
+
+
+def test_microbatches_make_the_same_mistake(page):
+    """A mean over microbatches of their own losses is not the loss of the batch."""
+    halves = jax.vmap(page.balance_of)(
+        page.sure_BE.reshape(2, 256, 8), page.chosen_BR.reshape(2, 256, 1)
+    )
+    assert np.allclose(halves, 2) and page.over_all == 1
+
+
+# Queues and slots
+
+
+def test_a_slot_counts_earlier_routes_to_the_same_expert(page):
+    """First come, first served, on random routes; and the example in view."""
+    rng = np.random.default_rng(0)
+    experts_BR = np.stack([rng.permutation(5)[:2] for _ in range(40)])
+    flat = experts_BR.ravel()
+    expected = [int(np.sum(flat[:n] == flat[n])) for n in range(len(flat))]
+    assert np.array_equal(page.slots_of(jnp.array(experts_BR), 5).ravel(), expected)
+    assert np.array_equal(
+        page.slots_of(jnp.array([[3, 1], [3, 2], [1, 3]]), 8), [[0, 0], [1, 0], [1, 2]]
+    )
+
+
+def test_the_first_exchange_brings_own_experts_the_tokens_of_all_devices(page):
+    """From (all experts, own tokens) to (own experts, tokens of all devices), and back."""
+
+    def exchange(queues_EQ):
+        arrived = jax.lax.all_to_all(queues_EQ, "expert", split_axis=0, concat_axis=1, tiled=True)
+        back = jax.lax.all_to_all(arrived, "expert", split_axis=1, concat_axis=0, tiled=True)
+        return arrived, back
+
+    specs = dict(in_specs=P("expert"), out_specs=(P("expert"), P("expert")))
+    sent = 100 * jnp.arange(8)[:, None, None] + 10 * jnp.arange(8)[:, None] + jnp.arange(3)
+    arrived, back = jax.shard_map(exchange, mesh=page.mesh, **specs)(sent.reshape(64, 3))
+    assert np.array_equal(arrived.reshape(8, 8, 3), np.swapaxes(sent, 0, 1))
+    assert np.array_equal(back.reshape(8, 8, 3), sent)
+
+
+def test_a_dropped_route_adds_nothing(page):
+    """With 20 slots, each token gets the sum of its routes that had a slot, and no more."""
+    y_BD, dropped = forward(page, page.mesh, 20)(page.params, page.x_BD)
+    slots = [page.slots_of(rows, 8) for rows in jnp.reshape(page.experts_BR, (8, 64, 2))]
+    kept_BR = np.reshape(slots, (512, 2)) < 20
+    gates_BE = np.zeros((512, 8), "float32")
+    np.put_along_axis(gates_BE, np.array(page.experts_BR), page.gates_BR * kept_BR, axis=1)
+    x_EBD = jnp.broadcast_to(page.x_BD, (8, 512, 32))
+    y_EBD = page.feed_forward(x_EBD, page.params["up_EDF"], page.params["down_EFD"])
+    assert_same(y_BD, jnp.einsum("BE,EBD->BD", gates_BE, y_EBD))
+    assert dropped == np.sum(~kept_BR) == 316
+    assert np.any(~kept_BR.any(axis=1)), "some tokens lose both, and keep the residual alone"
+    assert not np.any(y_BD[~kept_BR.any(axis=1)])
+
+
+def test_plain_indexing_reads_the_last_slot(page):
+    """Without mode="fill" a slot that does not exist is read as the last one."""
+    y_EQ = jnp.arange(1, 7).reshape(2, 3)
+    expert, slot = jnp.array([0, 1]), jnp.array([7, 1])
+    assert np.array_equal(y_EQ[expert, slot], [3, 5])
+    assert np.array_equal(y_EQ.at[expert, slot].get(mode="fill", fill_value=0), [0, 5])
+
+
+# Equal to the dense program
+
+
+def test_on_eight_devices_loss_and_gradients_are_those_of_one(page):
+    """With 64 slots nothing is dropped; loss and every gradient agree with the dense program."""
+    assert page.after("equal").dropped == 0
+    assert_same(page.loss, page.dense_loss, rtol=1e-6)
+    assert_same(page.gradient, page.dense_gradient)
+
+
+def test_two_by_four_devices_give_the_same(page):
+    """On the mesh of data and expert, the same program has the same loss and gradients."""
+    assert page.dropped == 0
+    assert_same(page.grid_loss, page.dense_loss, rtol=1e-6)
+    assert_same(page.grid_gradient, page.dense_gradient)
+
+
+def test_twenty_steps_are_those_of_the_dense_program(page):
+    """With a factor of 4, losses at every step and the weights at the end are the dense ones."""
+    (weights, history), (expected, dense_history) = page.runs["factor 4"], page.runs["dense"]
+    assert all(lost == 0 for _, lost in history) and len(history) == 20
+    np.testing.assert_allclose(*([loss for loss, _ in h] for h in (history, dense_history)), 1e-4)
+    assert_same(weights, expected, atol=1e-5)
+
+
+def test_the_training_has_momentum(page):
+    """The loss after two steps is that of SGD with momentum 0.9, written out."""
+    weights, velocity = page.params, jax.tree.map(jnp.zeros_like, page.params)
+    for _ in range(2):
+        _, gradient = page.dense_program(weights, page.batch)
+        velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, gradient)
+        weights = jax.tree.map(lambda w, v: w - 0.1 * v, weights, velocity)
+    (loss, _), _ = page.dense_program(weights, page.batch)
+    for name in ("dense", "factor 4"):
+        assert np.isclose(page.runs[name][1][2][0], loss, rtol=1e-5)
+
+
+def test_a_device_stores_one_expert(page):
+    """Experts, and their gradients and updated weights, are sharded along E, one on each device."""
+    weights, _ = page.runs["factor 4"]
+    for tree in (page.placed, page.gradient, weights):
+        for name, shape in (("up_EDF", (1, 32, 64)), ("down_EFD", (1, 64, 32))):
+            assert {s.data.shape for s in tree[name].addressable_shards} == {shape}
+        assert tree["router_DE"].is_fully_replicated and tree["in_ID"].is_fully_replicated
+    assert page.grid_gradient["up_EDF"].addressable_shards[0].data.shape == (2, 32, 64)
+
+
+# Bytes
+
+
+def test_four_all_to_alls_of_65_536_bytes(page):
+    """Two forward and two backward, of E Q D numbers in float32; 7/8 of that is sent."""
+    exchanges = rows_of(page.moved, "all-to-all")
+    assert [row.payload_bytes for row in exchanges] == 4 * [8 * 64 * 32 * 4] == 4 * [65_536]
+    assert [row.wire_bytes for row in exchanges] == 4 * [57_344]
+    assert {row.executions for row in page.moved} == {1}
+    program = forward(page, page.mesh, 64).lower(page.params, page.x_BD).compile()
+    assert len(rows_of(ms.collectives(program, page.mesh), "all-to-all")) == 2
+
+
+def test_the_rest_is_the_gradients_of_replicated_weights(page):
+    """All-reduces of in, router and out; no sum has the size of an expert. The rest is 32 bytes."""
+    sums = rows_of(page.moved, "all-reduce")
+    large = sorted(row.payload_bytes for row in sums if row.payload_bytes > 1000)
+    replicated = ("router_DE", "out_DV", "in_ID")
+    assert large == sorted(page.params[name].nbytes for name in replicated)
+    assert max(row.payload_bytes for row in sums if row.payload_bytes <= 1000) == 32
+    assert {row.kind for row in page.moved} == {"all-to-all", "all-reduce"}
+
+
+def test_on_two_by_four_each_kind_has_its_axes(page):
+    """All-to-alls along expert, 3/4 sent; experts summed along data; everything else along both."""
+    exchanges = rows_of(page.grid_moved, "all-to-all")
+    assert {row.axes for row in exchanges} == {("expert",)} and len(exchanges) == 4
+    assert [row.wire_bytes for row in exchanges] == 4 * [49_152]
+    assert {row.groups for row in exchanges} == {((0, 1, 2, 3), (4, 5, 6, 7))}
+    sums = rows_of(page.grid_moved, "all-reduce")
+    along_data = [row.payload_bytes for row in sums if row.axes == ("data",)]
+    assert along_data == 2 * [2 * 32 * 64 * 4]
+    assert {row.axes for row in sums} == {("data",), ("data", "expert")}
+
+
+@pytest.mark.parametrize("E", [8, 16, 32])
+@pytest.mark.parametrize("factor", [1, 1.25, 4])
+def test_queues_are_k_times_factor_times_the_activations(page, E, factor):
+    """E Q D = k x factor x b D, however many experts there are, if nothing is rounded up."""
+    assert E * page.capacity(128, factor, k=2, E=E) == 2 * factor * 128
+
+
+def test_the_bytes_do_not_depend_on_where_tokens_want_to_go(page):
+    """With a router that sends all tokens to two experts, the program is the same."""
+    program = forward(page, page.mesh, 20)
+    one_way = page.params | {"router_DE": page.params["router_DE"].at[:, 2:].set(-100.0)}
+    texts = [program.lower(params, page.x_BD).as_text() for params in (page.params, one_way)]
+    assert texts[0] == texts[1]
+
+
+# Dropped routes
+
+
+@pytest.mark.parametrize(
+    "factor, slots, lost", [(0.5, 8, 630), (1, 16, 412), (1.25, 20, 316), (2, 32, 91), (4, 64, 0)]
+)
+def test_as_many_are_dropped_as_predicted(page, factor, slots, lost):
+    """A queue of length l loses max(0, l - Q), and that is what the program counts."""
+    Q = page.capacity(64, factor)
+    _, dropped = forward(page, page.mesh, Q)(page.params, page.x_BD)
+    assert (Q, np.maximum(page.lengths - Q, 0).sum(), dropped) == (slots, lost, lost)
+
+
+def test_at_a_factor_of_4_three_quarters_are_padding(page):
+    """512 slots for 128 routes of a device; its expert multiplies 512 rows, as 1/8 of dense."""
+    slots, routes, devices = 8 * 64, 64 * 2, 8
+    assert routes / slots == 1 / 4 and page.lengths.sum(axis=1).max() == routes
+    rows = []
+
+    def counted(x_EQD, up_EDF, down_EFD):
+        rows.append(x_EQD.shape[0] * x_EQD.shape[1])
+        return x_EQD
+
+    with mock.patch.dict(page.variables, feed_forward=counted):
+        forward(page, page.mesh, 64).lower(page.params, page.x_BD)
+        page.dense_mixture(page.params, page.x_BD)
+    assert rows == [512, 8 * 512] and rows[0] == rows[1] // devices
+
+
+def test_the_table_counts_what_each_queue_loses(page):
+    """The page's last row, and its lengths: a queue for each device and expert."""
+    assert page.lengths.shape == (8, 8) and page.lengths.sum() == 1_024
+    assert np.all(page.lengths.sum(axis=1) == 128) and page.lost.sum() == 0
+    assert page.lost.shape == (8, 8) and round(316 / 1_024, 1) == 0.3
+    first = np.maximum(page.lengths[0] - 20, 0)
+    assert sorted(first[first > 0]) == [11, 14] and first.sum() == 25
+
+
+def test_with_a_factor_of_one_half_the_loss_falls_and_most_routes_are_dropped(page):
+    """More than half are dropped at first, and the loss falls at every step."""
+    _, history = page.runs["factor 0.5"]
+    losses, dropped = zip(*history, strict=True)
+    assert dropped[0] == 630 > 512 and min(dropped) > 512
+    assert all(later < earlier for earlier, later in zip(losses, losses[1:], strict=False))
+    _, dense = page.runs["dense"]
+    assert losses[-1] > dense[-1][0] + 0.1
+
+
+def test_with_drops_the_number_of_devices_changes_the_result(page):
+    """Below E/k, eight and two by four devices give other outputs; at E/k the same."""
+    grid = page.grid
+    for Q, same in ((64, True), (20, False)):
+        on_eight, _ = forward(page, page.mesh, Q)(page.params, page.x_BD)
+        half = jax.make_mesh((4,), ("expert",), axis_types=page.auto, devices=grid.devices[0])
+        on_four, _ = forward(page, half, 2 * Q)(page.params, page.x_BD)  # 128 tokens on each
+        assert np.allclose(on_eight, on_four, rtol=1e-4, atol=1e-5) == same
+
+
+def test_what_a_token_gets_depends_on_the_others_of_its_device(page):
+    """With drops, replacing the earlier tokens of a device changes the result of its last one."""
+    program = forward(page, page.mesh, 20)
+    other_BD = page.x_BD.at[:63].set(page.x_BD[64:127])
+    before, _ = program(page.params, page.x_BD)
+    after, _ = program(page.params, page.x_BD.at[:63].set(0.0))
+    also, _ = program(page.params, other_BD)
+    changed = [not np.allclose(before[63], y_BD[63], atol=1e-6) for y_BD in (after, also)]
+    assert any(changed)
+    assert np.allclose(before[64:], after[64:], atol=1e-6)
+
+
+# Gradients of the router
+
+
+def test_with_k_1_and_gates_that_sum_to_one_the_router_gets_no_gradient(page):
+    """k = 1, scaled: zero up to rounding. With the probability as the gate it is not."""
+    gradients = {k: jax.grad(page.size_of)(page.params["router_DE"], k) for k in (2, 1)}
+    sizes = {k: float(jnp.linalg.norm(g)) for k, g in gradients.items()}
+    assert sizes[2] > 1e-3 > 1e-6 > sizes[1]
+
+    def with_probability(router_DE):
+        probs_BE, _, experts_BR = page.route(page.x_BD, router_DE, 1)
+        y_BD, _, _ = page.dense_mixture(page.params | {"router_DE": router_DE}, page.x_BD, 1)
+        return jnp.mean((jnp.take_along_axis(probs_BE, experts_BR, 1) * y_BD) ** 2)
+
+    assert jnp.linalg.norm(jax.grad(with_probability)(page.params["router_DE"])) > 1e-3
+
+
+def test_the_balance_loss_hides_it(page):
+    """With the load-balancing loss, the same router has a gradient, and the loss falls."""
+    layer = partial(page.dense_mixture, k=1)
+    program = jax.jit(jax.value_and_grad(partial(page.loss_of, layer=layer), has_aux=True))
+    _, gradient = program(page.params, page.batch)
+    assert jnp.linalg.norm(gradient["router_DE"]) > 1e-4
+    _, history = page.train(program, page.params, page.batch, steps=5)
+    assert history[-1][0] < history[0][0] - 0.1
+
+
+def test_the_routers_gradient_is_checked_on_eight_devices_too(page):
+    """Where nothing is dropped, the router's gradient is not small, and it is the dense one."""
+    assert jnp.linalg.norm(page.gradient["router_DE"]) > 1e-3
+    assert_same(page.gradient["router_DE"], page.dense_gradient["router_DE"], atol=1e-7)
+
+
+# Gradients averaged afterwards
+
+
+def test_averaged_afterwards_replicated_weights_get_eight_times_and_experts_a_mixture(page):
+    """Replicated: eight times. Experts: on every device the same, the sum of all experts'."""
+    found = jax.jit(page.wrong)(page.params, page.batch)
+    for name in ("in_ID", "router_DE", "out_DV"):
+        assert_same(found[name], 8 * page.dense_gradient[name], atol=1e-5)
+    for name in ("up_EDF", "down_EFD"):
+        pushed = np.array(found[name])
+        assert_same(pushed, np.tile(pushed[:1], (8, 1, 1)))
+        assert_same(pushed[0], page.dense_gradient[name].sum(axis=0), atol=1e-5)
+
+
+def test_divided_once_more_they_are_eight_times_too_small_and_adam_hides_it(page):
+    """Adam takes the same first step for an eighth of the gradient; SGD an eighth of it."""
+    right = page.gradient["up_EDF"]
+    for optimizer, ratio in ((optax.adam(1e-3, eps=1e-12), 1), (optax.sgd(1e-3), 8)):
+        steps = [optimizer.update(g, optimizer.init(g))[0] for g in (right, right / 8)]
+        norms = [jnp.linalg.norm(step) for step in steps]
+        assert np.isclose(norms[0], ratio * norms[1], rtol=1e-3)
+
+
+# Ragged
+
+
+def test_the_substitute_returns_what_ragged_all_to_all_is_defined_to(page):
+    """Rows of random numbers from each device to each other, to the places they are told."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 4, (8, 8))  # (from, to)
+    rows = rng.normal(size=(8, 32, 2)).astype("float32")
+    input_offsets = np.cumsum(sizes, 1) - sizes
+    output_offsets = np.cumsum(sizes, 0) - sizes
+    expected = np.full((8, 32, 2), -1, "float32")
+    for source in range(8):
+        for to in range(8):
+            for n in range(sizes[source, to]):
+                place = output_offsets[source, to] + n
+                expected[to, place] = rows[source, input_offsets[source, to] + n]
+
+    def exchange(*operands):
+        rows, output, *numbers = (operand[0] for operand in operands)
+        return page.gathered_exchange(rows, output, *numbers, axis_name="expert")[None]
+
+    mapped = jax.shard_map(
+        exchange, mesh=page.mesh, in_specs=6 * (P("expert"),), out_specs=P("expert")
+    )
+    output = np.full((8, 32, 2), -1, "float32")
+    found = mapped(rows, output, input_offsets, sizes, output_offsets, sizes.T)
+    assert np.array_equal(found, expected)
+
+
+def test_the_ragged_layer_is_the_dense_one(page):
+    """Nothing is padded or dropped: loss and gradients are those of the dense program."""
+    assert_same(page.ragged_loss, page.dense_loss, rtol=1e-6)
+    assert_same(page.ragged_gradient, page.dense_gradient)
+
+
+@contextlib.contextmanager
+def ragged_on_cpu(page):
+    """While it lasts, XLA's ragged exchange is replaced by the page's substitute, on CPU.
+
+    JAX's own rules for types and gradients of ragged_all_to_all stay as they are.
+    """
+
+    def substitute(*operands, axis_name, axis_index_groups):
+        return page.gathered_exchange(*operands, axis_name=axis_name)
+
+    lowered = mlir.lower_fun(substitute, multiple_results=False)
+    with mock.patch.dict(mlir._platform_specific_lowerings["cpu"]):
+        mlir.register_lowering(parallel.ragged_all_to_all_p, lowered, platform="cpu")
+        yield
+
+
+def test_jax_differentiates_the_ragged_exchange_as_the_dense_program(page):
+    """With the rules of jax.lax.ragged_all_to_all itself, loss and gradients are the dense ones."""
+    with ragged_on_cpu(page):
+        program = page.program_on(page.mesh, page.ragged_mixture)
+        (loss, _), gradient = program(page.params, page.batch)
+    assert_same(loss, page.dense_loss, rtol=1e-6)
+    assert_same(gradient, page.dense_gradient)
+
+
+def test_with_plain_zeros_to_receive_rows_gradients_are_summed_over_devices(page):
+    """The result has the type of `output`; of plain zeros, the loss is right and gradients are not."""
+
+    def plain(rows, output, *numbers, axis_name):
+        zeros = jnp.zeros(output.shape, output.dtype)
+        received = jax.lax.ragged_all_to_all(rows, zeros, *numbers, axis_name=axis_name)
+        assert "expert" in str(jax.typeof(output)) and "expert" in str(jax.typeof(rows))
+        assert "expert" not in str(jax.typeof(received))
+        return received
+
+    with ragged_on_cpu(page):
+        program = page.program_on(page.mesh, partial(page.ragged_mixture, exchange=plain))
+        (loss, _), gradient = program(page.params, page.batch)
+    assert_same(loss, page.dense_loss, rtol=1e-6)
+    norms = {name: jnp.linalg.norm(array) for name, array in gradient.items()}
+    for name, wrong in (("in_ID", True), ("up_EDF", True), ("down_EFD", True), ("out_DV", False)):
+        assert (norms[name] > 2 * jnp.linalg.norm(page.dense_gradient[name])) == wrong
+
+
+def test_the_room_is_needed_where_all_tokens_go_to_one_expert(page):
+    """A router that sends every first choice to expert 3 fills 512 rows there; still equal."""
+    first = jnp.zeros((64, 32)).at[:, 0].set(jnp.linspace(1, 2, 64))
+    x_BD = jnp.tile(first, (8, 1)) + 0.1 * page.x_BD.at[:, 0].set(0)
+    one_way = page.params | {"router_DE": page.params["router_DE"].at[0, 3].set(50.0)}
+    expected, *_ = page.dense_mixture(one_way, x_BD)
+
+    def layer(params, x_block_BD):
+        layer = partial(page.ragged_mixture, exchange=page.gathered_exchange)
+        return layer(params, x_block_BD, ("expert",))[0]
+
+    specs = dict(in_specs=(page.specs, P("expert")), out_specs=P("expert"))
+    found = jax.jit(jax.shard_map(layer, mesh=page.mesh, **specs))(one_way, x_BD)
+    _, _, experts_BR = page.route(x_BD, one_way["router_DE"])
+    assert np.sum(experts_BR == 3) == 512
+    assert_same(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_ragged_sends_about_a_quarter(page):
+    """A route whose expert is elsewhere is 128 bytes; padded with factor 4, about four times."""
+    elsewhere = np.ravel(page.experts_BR) != np.arange(1_024) // 128
+    expected = 32 * 4 * elsewhere.reshape(8, 128).sum(axis=1)
+    assert np.array_equal(page.for_others * 32 * 4, expected)
+    assert np.all((57_344 / expected > 3.5) & (57_344 / expected < 5))
+
+
+def test_for_tpu_there_are_four_ragged_exchanges(page):
+    """JAX lowers the same program for TPU: two forward, two backward; else only lengths travel."""
+    assert page.for_tpu.count("@ragged_all_to_all") == 4
+    others = [row for row in page.for_tpu.splitlines() if '"stablehlo.all_to_all"' in row]
+    assert all("-> tensor<8xi32>" in row for row in others)
+
+
+@compiled_for_cpu
+def test_the_cpu_compiler_has_no_ragged_exchange(page):
+    """On simulated devices the real exchange raises an error."""
+    program = page.program_on(page.mesh, page.ragged_mixture)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ragged-all-to-all"):
+        program.lower(page.params, page.batch).compile()
+
+
+# With FSDP, in Flax, and in the file
+
+
+def test_experts_can_be_sharded_along_data_too(page):
+    """Gathered along data right before feed_forward: same gradients, stored in eighths."""
+    specs = page.specs | {"up_EDF": P("expert", "data"), "down_EFD": P("expert", "data")}
+
+    def mean_loss(params, batch_block):
+        whole = {
+            name: jax.lax.all_gather(params[name], "data", axis=1, tiled=True)
+            for name in ("up_EDF", "down_EFD")
+        }
+        axes = ("data", "expert")
+        layer = partial(page.mixture, Q=64, axes=axes)
+        loss, _ = page.loss_of(params | whole, batch_block, layer)
+        return jax.lax.pmean(loss, axes)
+
+    batch_spec = P(("data", "expert"))
+    mapped = jax.jit(
+        jax.shard_map(
+            jax.grad(mean_loss), mesh=page.grid, in_specs=(specs, batch_spec), out_specs=specs
+        )
+    )
+    gradient = mapped(page.params, page.batch)
+    assert_same(gradient, page.dense_gradient)
+    assert gradient["up_EDF"].addressable_shards[0].data.shape == (2, 16, 64)
+
+
+def test_in_a_flax_model_experts_are_params_annotated_with_expert(page):
+    """An nnx.Param with E first and P("expert"): get_partition_spec, and chapter 9's step."""
+
+    class Experts(nnx.Module):
+        def __init__(self, params):
+            self.router = nnx.Param(params["router_DE"])
+            self.up, self.down = nnx.Param(params["up_EDF"]), nnx.Param(params["down_EFD"])
+            self.router.set_metadata(out_sharding=P())
+            for weight in (self.up, self.down):
+                weight.set_metadata(out_sharding=P("expert"))
+
+        def __call__(self, x_BSD):
+            weights = {"router_DE": self.router, "up_EDF": self.up, "down_EFD": self.down}
+            arrays = {name: weight[...] for name, weight in weights.items()}
+            x_BD = x_BSD.reshape(-1, x_BSD.shape[-1])
+            y_BD, _, _ = page.mixture(arrays, x_BD, len(x_BD), ("expert",))
+            return y_BD.reshape(x_BSD.shape)
+
+    def loss(model, x_BSD):
+        return jax.lax.pmean(jnp.mean(model(x_BSD) ** 2), "expert")
+
+    def dense_loss(params):
+        return jnp.mean(page.dense_mixture(params, page.x_BD)[0] ** 2)
+
+    model = Experts(page.params)
+    specs = nnx.get_partition_spec(model)
+    mapped = jax.shard_map(
+        jax.grad(loss), mesh=page.mesh, in_specs=(specs, P("expert")), out_specs=specs
+    )
+    gradient = jax.jit(mapped)(model, page.x_BD.reshape(64, 8, 32))
+    expected = jax.jit(jax.grad(dense_loss))(page.params)
+    for name, weight in (("router_DE", "router"), ("up_EDF", "up"), ("down_EFD", "down")):
+        assert_same(getattr(gradient, weight)[...], expected[name])
+
+
+def test_the_file_has_the_functions_of_the_page():
+    """Every function of examples/experts.py, except `main`, stands on the page as it is."""
+
+    def functions(source):
+        tree = ast.parse(source)
+        return {
+            node.name: ast.dump(node) for node in tree.body if isinstance(node, ast.FunctionDef)
+        }
+
+    shown = {}
+    for cell in cells_of(PAGE):
+        shown |= functions(cell.source) if cell.in_view else {}
+    in_file = functions(FILE.read_text("utf-8"))
+    del in_file["main"]
+    assert in_file.keys() >= {"route", "mixture", "dense_mixture", "program_on", "capacity"}
+    assert in_file == {name: shown[name] for name in in_file}
+
+
+def test_the_price_of_a_large_layer(page):
+    """4,096 tokens, width 7,168, k = 8, factor 1.25, bfloat16, 64 devices: 2.3 GB, 46 ms."""
+    variables = dict(page.variables)
+    (solution,) = [c.source for c in cells_of(PAGE) if "solution-price" in c.tags]
+    exec(solution, variables)
+    price = variables["answer_price"](4096, 8, 1.25, 7168, 2, 64)
+    assert price == 4 * 63 / 64 * 1.25 * 8 * 4096 * 7168 * 2
+    assert f"{price / 1e9:.1f} {price / 50e9 * 1e3:.0f}" == "2.3 46"
+
+
+def test_the_smallest_factor_that_never_drops_is_E_over_k(page):
+    """A factor of E/k gives as many slots as tokens, and a little less gives fewer."""
+    for tokens, k, E in ((64, 2, 8), (64, 1, 8), (48, 4, 16)):
+        assert page.capacity(tokens, E / k, k, E) == tokens
+        assert page.capacity(tokens, 0.97 * E / k, k, E) < tokens
+    assert page.capacity(64, 1.25) == 20 == math.ceil(1.25 * 2 * 64 / 8)
+    assert page.capacity(85, 1.25) == 27
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)

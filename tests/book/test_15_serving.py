@@ -1,0 +1,531 @@
+"""Chapter 15, "Serve from sharded weights: prefill, decode and a sharded KV cache"."""
+
+import importlib
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import meshscope as ms
+from pages import BOOK, cells_of, check_exercise, exercises_of
+
+PAGE = "15-serving"
+EXAMPLES = BOOK.parent / "examples"
+P = jax.P
+EXACT = dict(rtol=1e-4, atol=1e-4)  # float32; four devices add in another order than one
+
+
+def generated(page, forward, spec, steps=8, **others):
+    """Tokens, logits and the cache after some steps from an empty cache."""
+    given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, weights=page.weights)
+    given |= others
+    return page.generate(forward, cache=page.make_cache(spec), steps=steps, **given)
+
+
+def moved(page, forward, cache):
+    """(kind, axes, payload bytes, bytes sent, executions) of each collective of a step of decode."""
+    rows = ms.collectives(page.decode_program(forward, cache), page.serving)
+    return [(row.kind, row.axes, row.payload_bytes, row.wire_bytes, row.executions) for row in rows]
+
+
+def only_along_group(rows):
+    """Of each layer: how many collectives, and bytes that one device sends in them."""
+    ours = [row for row in rows if row[1] == ("group",)]
+    assert all(row[4] == 3 for row in ours)  # in each of three layers
+    return len(ours), sum(row[3] for row in ours)
+
+
+# How large a cache is
+
+
+def test_a_token_of_llama_8b_takes_131_072_bytes(page):
+    """2 L K C numbers of two bytes; sixty conversations take 64 GB, four times the weights."""
+    assert page.llama_8b == 131_072
+    sixty = 60 * 8192 * page.llama_8b
+    assert f"{sixty / 1e9:.1f}" == "64.4" and 3.9 < sixty / (2 * 8.03e9) < 4.1
+    assert page.bytes_per_token(L=32, K=32, C=128, itemsize=2) == 4 * page.llama_8b
+
+
+def test_the_formula_is_the_cache_of_the_page(page):
+    """Bytes per token times rows times positions are the bytes of the two arrays."""
+    (row,) = {array.nbytes for array in page.cache.values()}
+    formula = page.bytes_per_token(page.L, page.K, page.C, 4)
+    assert formula == 768 and 2 * row == formula * page.B * page.T == 196_608
+
+
+# The model
+
+
+def flax_llama(page, monkeypatch, weights):
+    """The Flax model of examples/llama.py with these weights, its mesh, and what it has by path."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    llama = importlib.import_module("llama")
+    sizes = {letter: page.variables[letter] for letter in "VDFLHKC"}
+    config = llama.Config(
+        **sizes, tied=False, epsilon=1e-5, theta=10_000.0, scaling=None, dtype="float32"
+    )
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=page.auto * 2)
+    with jax.set_mesh(mesh):
+        model = llama.Llama(config, 0, nnx.Rngs(0))
+    variables = llama.by_path(nnx.state(model, nnx.Param))
+    shapes = {path: variable.shape for path, variable in variables.items()}
+    graphdef, state = nnx.split(model)
+    for path, variable in llama.by_path(state).items():
+        variable.set_value(jnp.asarray(np.asarray(weights[path])))
+    return nnx.merge(graphdef, state), mesh, shapes
+
+
+def test_the_names_are_the_paths_of_the_flax_model(page, monkeypatch):
+    """SHAPES has the paths and shapes of the model in Bring your own weights."""
+    _, _, shapes = flax_llama(page, monkeypatch, page.trained)
+    assert shapes == page.SHAPES and page.SPECS.keys() == page.SHAPES.keys()
+
+
+def test_the_model_is_that_of_bring_your_own_weights(page, monkeypatch):
+    """recompute gives the logits of the Flax Llama."""
+    model, mesh, _ = flax_llama(page, monkeypatch, page.trained)
+    with jax.set_mesh(mesh):
+        wanted = model(jnp.asarray(page.prompts_BS))
+    found = page.recompute(page.on_one, page.prompts_BS)
+    np.testing.assert_allclose(found, wanted, **EXACT)
+
+
+# The move
+
+
+def test_training_holds_76_544_bytes_and_serving_163_584(page):
+    """An eighth of the matrices; a quarter of them, and half of key and value."""
+    sizes = {name: np.prod(shape) for name, shape in page.SHAPES.items()}
+    scales = sum(size for name, size in sizes.items() if "scale" in name)
+    shared = sizes["blocks/key/kernel"] + sizes["blocks/value/kernel"]
+    others = sum(sizes.values()) - scales - shared
+    assert (scales, shared, others) == (448, 12_288, 137_216)
+    training = 4 * ((shared + others) // 8 + scales)
+    serving = 4 * (others // 4 + shared // 2 + scales)
+    assert ms.memory(page.trained).bytes_per_device == training == 76_544
+    assert ms.memory(page.weights).bytes_per_device == serving == 163_584
+    assert serving - training == 87_040
+
+
+def test_at_least_87_040_bytes_arrive_at_each_device(page):
+    """What a device needs and does not have yet is that or more, on every device."""
+
+    def positions(name, sharding, device):
+        shape = page.SHAPES[name]
+        index = sharding.devices_indices_map(shape)[device]
+        mask = np.zeros(shape, bool)
+        mask[index] = True
+        return mask
+
+    for device in jax.devices():
+        arriving = 0
+        for name, weight in page.trained.items():
+            has = positions(name, weight.sharding, device)
+            needs = positions(name, page.shardings[name], device)
+            arriving += 4 * (needs & ~has).sum()
+        assert 87_040 <= arriving <= 163_584
+
+
+def test_the_weights_are_the_same_after_the_move(page):
+    for name, weight in page.weights.items():
+        assert weight.sharding == jax.NamedSharding(page.serving, page.SPECS[name])
+        np.testing.assert_array_equal(weight, page.trained[name])
+
+
+def fetched_by(call):
+    """The shapes of the arrays that a call fetches to the host."""
+    from jax._src.array import ArrayImpl
+
+    fetched, value = [], ArrayImpl._value
+    note = property(lambda array: (fetched.append(array.shape), value.fget(array))[1])
+    with mock.patch.object(ArrayImpl, "_value", note):
+        call()
+    return fetched
+
+
+def test_device_put_fetches_what_differs_and_a_jitted_identity_nothing(page):
+    """On the same eight devices, device_put takes each matrix through the host; move takes none."""
+    fresh = jax.tree.map(jnp.copy, page.trained)
+    matrices = sorted(shape for name, shape in page.SHAPES.items() if "scale" not in name)
+    assert sorted(fetched_by(lambda: jax.device_put(fresh, page.shardings))) == matrices
+    fresh = jax.tree.map(jnp.copy, page.trained)
+    assert fetched_by(lambda: page.move(fresh)) == []
+
+
+def test_cast_in_the_move_halves_the_bytes(page):
+    """In bfloat16 each device holds half."""
+
+    def cast(weights):
+        return jax.tree.map(lambda weight: weight.astype(jnp.bfloat16), weights)
+
+    half = jax.jit(cast, out_shardings=page.shardings)(page.trained)
+    assert 2 * ms.memory(half).bytes_per_device == ms.memory(page.weights).bytes_per_device
+
+
+def test_each_device_has_the_key_value_head_of_its_query_heads(page):
+    """Query head h uses key-value head h // 4, and both are on the same device."""
+    query = page.weights["blocks/query/kernel"].sharding.devices_indices_map((3, 64, 128))
+    key = page.weights["blocks/key/kernel"].sharding.devices_indices_map((3, 64, 32))
+    for device in jax.devices():
+        columns = range(128)[query[device][2]]
+        heads = {column // page.C for column in columns}
+        of_key = {column // page.C for column in range(32)[key[device][2]]}
+        assert len(heads) == 2 and {head // 4 for head in heads} == of_key
+
+
+# The cache
+
+
+def test_the_cache_is_divided_by_data_and_kv_and_copied_along_group(page):
+    """Each device holds 49,152 bytes: half of the rows, one of two heads."""
+    assert ms.memory(page.cache).bytes_per_device == 49_152
+    shapes = {shard.data.shape for shard in page.cache["k"].addressable_shards}
+    assert shapes == {(3, 4, 32, 1, 16)}
+    assert page.COPIES == P(None, "data", None, "kv", None)
+
+
+def test_the_copies_along_group_are_equal(page):
+    """After 8 steps the devices along group have the same numbers."""
+    for array in page.cache.values():
+        by_index = {}
+        for shard in array.addressable_shards:
+            by_index.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+        assert len(by_index) == 4
+        for one, other in by_index.values():
+            np.testing.assert_array_equal(one, other)
+
+
+def test_shard_map_rejects_copies_that_differ(page):
+    """A cache that could differ along group is an error while tracing, by the promise of the specs."""
+
+    def differs(q, k, v, cache, l, position_BS):
+        k = k + 1e-9 * jax.lax.axis_index("group")
+        return page.attend_copies(q, k, v, cache, l, position_BS)
+
+    with pytest.raises((TypeError, ValueError), match="varying|vary|manual axes|replicat"):
+        page.decode_program(page.make_forward(differs, page.COPIES), page.cache)
+
+
+def test_padding_changes_nothing(page):
+    """Other tokens behind a short prompt give the same logits, with both caches."""
+    behind = np.arange(12) >= page.length_B[:, None]
+    others = np.where(behind, (page.prompts_BS + 100) % page.V, page.prompts_BS).astype("int32")
+    for forward, spec in [
+        (page.with_copies, page.COPIES),
+        (page.with_positions, page.POSITIONS),
+    ]:
+        _, logits, _ = generated(page, forward, spec, prompts_BS=others)
+        np.testing.assert_allclose(logits, page.expected[1], **EXACT)
+
+
+# Prefill and decode
+
+
+def test_the_logits_are_those_of_recomputing_everything(page):
+    """With copies: every logit of every step."""
+    tokens, logits, _ = generated(page, page.with_copies, page.COPIES)
+    np.testing.assert_array_equal(tokens, page.expected[0])
+    np.testing.assert_allclose(logits, page.expected[1], **EXACT)
+
+
+def test_divided_by_positions_the_logits_are_the_same(page):
+    """With positions: every logit of every step."""
+    tokens, logits, _ = generated(page, page.with_positions, page.POSITIONS)
+    np.testing.assert_array_equal(tokens, page.expected[0])
+    np.testing.assert_allclose(logits, page.expected[1], **EXACT)
+
+
+def test_the_reference_computes_each_row_alone(page):
+    """A row with no padding and no other rows beside it gives the same tokens."""
+    for row in (2, 3):
+        length = int(page.length_B[row])
+        tokens = list(page.prompts_BS[row, :length])
+        for step in range(3):
+            logits = page.recompute(page.on_one, np.array([tokens], "int32"))[0, -1]
+            np.testing.assert_allclose(page.expected[1][row, step], logits, **EXACT)
+            tokens.append(int(logits.argmax()))
+
+
+def test_both_caches_hold_the_keys_of_the_prompts_and_of_the_new_tokens(page):
+    """Up to each row's length plus seven, the two caches are equal."""
+    for n, length in enumerate(page.length_B):
+        for part in "kv":
+            one, other = (cache[part][:, n, : length + 7] for cache in (page.cache, page.cut_cache))
+            np.testing.assert_allclose(one, other, **EXACT)
+            assert abs(np.asarray(one)).sum(axis=(0, 2, 3)).min() > 0
+            assert not np.any(page.cache[part][:, n, max(12, length + 7) :])
+
+
+def test_two_programs_are_compiled(page):
+    """One for prefill, one for decode."""
+    forward = page.make_forward(page.attend_copies, page.COPIES)
+    generated(page, forward, page.COPIES, steps=4)
+    assert forward._cache_size() == 2
+
+
+def test_the_cache_is_donated(page):
+    """The old cache is gone after a call."""
+    cache = page.make_cache(page.COPIES)
+    page.generate(page.with_copies, page.weights, cache, page.prompts_BS, page.length_B, steps=1)
+    assert all(array.is_deleted() for array in cache.values())
+
+
+def test_more_tokens_than_the_cache_has_positions_raise(page):
+    with pytest.raises(ValueError, match="12 . 21 tokens do not fit into 32"):
+        generated(page, page.with_copies, page.COPIES, steps=21)
+
+
+def test_the_logits_leave_sharded_along_v(page):
+    one_B = np.ones(page.B, "int32")
+    cache = page.make_cache(page.COPIES)
+    logits, _ = page.with_copies(page.weights, cache, one_B[:, None], one_B, one_B)
+    assert logits.addressable_shards[0].data.shape == (4, 64)
+
+
+def test_a_step_runs_seven_all_reduces_of_1_024_bytes(page):
+    """One for the embedding, two for each layer; 4 rows of 64 numbers."""
+    rows = moved(page, page.with_copies, page.cache)
+    assert {row[:3] for row in rows} == {("all-reduce", ("kv", "group"), 4 * 64 * 4)}
+    assert sum(row[4] for row in rows) == 2 * page.L + 1 == 7
+
+
+def longer(cache):
+    """A cache with twice as many positions, sharded alike."""
+    return {
+        name: jax.device_put(np.concatenate([array, array], 2), array.sharding)
+        for name, array in cache.items()
+    }
+
+
+def test_the_all_reduces_do_not_grow_with_the_context(page):
+    """A cache of 64 positions moves as much as one of 32."""
+    wanted = moved(page, page.with_copies, page.cache)
+    assert moved(page, page.with_copies, longer(page.cache)) == wanted
+
+
+# Four ways
+
+
+def attend_features(page, q, k, v, cache, l, position_BS):
+    """`group` divides C: trade heads for features, sum the scores, and trade back."""
+    size = cache["k"].shape[4]
+    first = size * jax.lax.axis_index("group")
+
+    def mine(x):
+        return jax.lax.dynamic_slice_in_dim(x, first, size, axis=3)
+
+    cache = page.write(cache, l, position_BS, mine(k), mine(v))
+    q = jax.lax.all_to_all(q, "group", split_axis=3, concat_axis=2, tiled=True)
+    k, v = cache["k"][l], cache["v"][l]
+    rows, length, heads, _ = q.shape
+    q = q.reshape(rows, length, k.shape[2], -1, size)
+    score = jax.lax.psum(jnp.einsum("bskgc,btkc->bskgt", q, k), "group") * page.C**-0.5
+    seen = jnp.arange(k.shape[1]) <= position_BS[:, :, None, None, None]
+    score = jax.nn.softmax(jnp.where(seen, score, -jnp.inf))
+    mixed = jnp.einsum("bskgt,btkc->bskgc", score, v).reshape(rows, length, heads, size)
+    mixed = jax.lax.all_to_all(mixed, "group", split_axis=2, concat_axis=3, tiled=True)
+    return mixed, cache
+
+
+FEATURES = P(None, "data", None, "kv", "group")
+ROWS = P(None, ("data", "group"), None, "kv", None)
+
+
+def four_ways(page):
+    """Forward and spec of each line of the table, in its order."""
+    cells = {tag: cell.source for cell in cells_of(PAGE) for tag in cell.tags}
+    variables = dict(page.variables)
+    exec(cells["check-rows"].rsplit("\n", 1)[0], variables)
+    exec(cells["solution-rows"].rsplit("\n", 1)[0], variables)
+
+    def features(*given):
+        return attend_features(page, *given)
+
+    return [
+        (page.with_copies, page.COPIES),
+        (page.with_positions, page.POSITIONS),
+        (page.make_forward(variables["answer_rows"], ROWS), ROWS),
+        (page.make_forward(features, FEATURES), FEATURES),
+    ]
+
+
+def test_the_four_ways_give_the_same_logits(page):
+    for forward, spec in four_ways(page):
+        _, logits, _ = generated(page, forward, spec, steps=4)
+        np.testing.assert_allclose(logits, page.expected[1][:, :4], **EXACT)
+
+
+def test_bytes_and_moves_of_the_four_ways(page):
+    """The table: bytes of cache on a device; collectives and bytes sent in each layer."""
+    lines = [
+        line.split("|")[1:-1]
+        for line in (BOOK / f"{PAGE}.md").read_text("utf-8").splitlines()
+        if line.startswith("|") and "`P(None" in line
+    ]
+    for (forward, spec), line in zip(four_ways(page), lines, strict=True):
+        cache = page.make_cache(spec)
+        count, sent = only_along_group(moved(page, forward, cache))
+        told = f"{count} collectives, {sent:,.0f} bytes" if count else "nothing"
+        assert line[3].strip() == told
+        assert line[2].strip() == f"{ms.memory(cache).bytes_per_device:,}"
+        assert line[1].strip().strip("`") == str(spec).replace("'", '"').replace(
+            "PartitionSpec", "P"
+        )
+
+
+def test_bytes_of_the_last_line_grow_with_the_context_and_the_others_do_not(page):
+    """With twice as many positions, only dividing features sends more."""
+    grows = []
+    for forward, spec in four_ways(page):
+        cache = page.make_cache(spec)
+        before, after = (
+            only_along_group(moved(page, forward, one)) for one in (cache, longer(cache))
+        )
+        grows.append(after[1] > before[1])
+    assert grows == [False, False, False, True]
+
+
+def test_copies_waste_half_here_and_seven_eighths_with_eight(page):
+    """n devices that share a head hold n copies."""
+    for n, wasted in [(2, 1 / 2), (8, 7 / 8)]:
+        mesh = jax.make_mesh((n,), ("group",), axis_types=page.auto)
+        shape = jax.ShapeDtypeStruct((8,), "float32", sharding=jax.NamedSharding(mesh, P()))
+        held = ms.memory(shape)
+        assert 1 - held.unique_bytes / held.total_bytes == wasted
+
+
+def test_a_slot_beyond_the_end_is_dropped_and_a_negative_one_is_not(page):
+    """mode="drop" ignores a slot of T, and -1 overwrites the last."""
+    cache = {name: jnp.zeros((1, 1, 4, 1, 2)) for name in "kv"}
+    new = jnp.ones((1, 1, 1, 2))
+    for slot, written in [(4, []), (-1, [3]), (2, [2])]:
+        slot_BS = jnp.full((1, 1), slot)
+        done = page.write(cache, 0, slot_BS, new, new)["k"][0, 0, :, 0, 0]
+        assert np.flatnonzero(done).tolist() == written
+
+
+# Silent failures
+
+
+def test_at_the_same_position_only_the_longest_prompt_is_right(page):
+    """Seven of eight rows are wrong; with equal lengths none is."""
+    assert np.flatnonzero(page.off_B < 1e-4).tolist() == [3] and page.length_B[3] == 12
+    assert np.delete(page.off_B, 3).min() > 0.5
+    twelve = np.full(8, 12, "int32")
+    wanted = page.generate_again(page.on_one, page.prompts_BS, twelve, steps=2)
+    _, logits, _ = generated(page, page.with_copies, page.COPIES, steps=2, length_B=twelve)
+    np.testing.assert_allclose(logits, wanted[1], **EXACT)
+
+
+def test_not_donated_a_step_needs_a_second_cache(page):
+    """The difference is all of the cache, and the line of the page catches it."""
+    held = ms.memory(page.cache).bytes_per_device
+    donated, careless = (
+        ms.memory(page.decode_program(forward, page.cache))
+        for forward in (page.with_copies, page.careless)
+    )
+    assert careless.bytes_per_device - donated.bytes_per_device == held == 49_152
+    assert donated.aliased >= held > careless.aliased == 0
+
+
+def test_without_a_sharding_every_device_has_the_whole_cache(page):
+    """Four times the bytes, the same tokens."""
+    assert page.forgotten.is_fully_replicated and len(page.forgotten.devices()) == 8
+    assert page.made.bytes_per_device == 4 * page.wanted.bytes_per_device == 98_304
+    with jax.set_mesh(page.serving):
+        cache = {name: jnp.zeros((3, 8, 32, 2, 16)) for name in "kv"}
+    tokens, _, after = page.generate(
+        page.with_copies, page.weights, cache, page.prompts_BS, page.length_B, steps=2
+    )
+    np.testing.assert_array_equal(tokens, page.expected[0][:, :2])
+    assert ms.memory(after).bytes_per_device == 49_152
+
+
+# What a token costs
+
+
+def test_n_is_the_weights_of_llama_8b_without_the_embedding(page):
+    """7.5 billion, from the published sizes; 4 L H C operations for a token of the context."""
+    D, F, L, H, K, C, V = 4096, 14336, 32, 32, 8, 128, 128_256
+    count = L * (2 * D * H * C + 2 * D * K * C + 3 * D * F) + D * V
+    assert round(count / 1e9, 1) == page.N / 1e9 == 7.5
+    assert page.OF_ATTENTION == 4 * L * H * C == 4 * page.llama_8b
+
+
+def test_without_a_context_decode_is_compute_bound_from_295_rows_and_166(page):
+    """Where arithmetic takes as long as memory."""
+    for chip, rows in [("H100", 295), ("TPU v5p", 166)]:
+        assert round(page.critical_rows(chip, 0)) == rows
+        below, above = (page.step_seconds(chip, n, 0) for n in (rows - 1, rows + 1))
+        assert below[0] < below[1] and above[0] > above[1]
+
+
+def test_with_a_context_more_rows_are_needed_and_beyond_390_tokens_none_suffice(page):
+    needed = [page.critical_rows("H100", context) for context in (0, 128, 256, 380)]
+    assert needed == sorted(needed) and needed[-1] < float("inf")
+    assert page.critical_rows("H100", 400) == float("inf")
+    arithmetic, memory = page.step_seconds("H100", 100_000, 400)
+    assert arithmetic < memory
+    arithmetic, memory = page.step_seconds("H100", 100_000, 380)
+    assert arithmetic > memory
+
+
+def test_a_step_that_reads_all_memory_takes_24_ms(page):
+    _, bandwidth, size = page.CHIPS["H100"]
+    assert round(1e3 * size / bandwidth) == 24
+    rows, seconds, _ = page.price("H100", 8192)
+    assert rows == 60 and 0.0225 < seconds < 0.024
+
+
+def test_a_token_costs_in_proportion_to_its_context(page):
+    """Eight times the context, eight times the price, up to the rounding of rows."""
+    dollars = [page.price("H100", context)[2] for context in (1024, 8192, 65536)]
+    assert dollars[1] / dollars[0] == pytest.approx(8, rel=0.1)
+    assert dollars[2] / dollars[1] == pytest.approx(8, rel=0.1)
+    assert page.price("H100", 8192, dollars_per_hour=4.0)[2] == pytest.approx(2 * dollars[1])
+
+
+# What engines do
+
+
+def test_a_finished_row_can_be_replaced_while_the_others_go_on(page):
+    """start_B and count_B: a new prompt in row 0, one token in every other row."""
+    _, logits, cache = generated(page, page.with_copies, page.COPIES, steps=3)
+    fresh = np.array([7, 7, 9, 1], "int32")
+    tokens_BS = np.zeros((8, 12), "int32")
+    tokens_BS[:, 0] = page.expected[0][:, 2]
+    tokens_BS[0, :4] = fresh
+    start_B, count_B = page.length_B + 2, np.ones(8, "int32")
+    start_B[0], count_B[0] = 0, 4
+    found, _ = page.with_copies(page.weights, cache, tokens_BS, start_B, count_B)
+    np.testing.assert_allclose(found[1:], page.expected[1][1:, 3], **EXACT)
+    wanted = page.recompute(page.on_one, fresh[None])[0, -1]
+    np.testing.assert_allclose(found[0], wanted, **EXACT)
+
+
+def test_a_cached_prefix_need_not_be_computed_again(page):
+    """A prompt in two parts: the second starts where the first ended."""
+    cache, zero = page.make_cache(page.COPIES), np.zeros(8, "int32")
+    six = np.full(8, 6, "int32")
+    _, cache = page.with_copies(page.weights, cache, page.prompts_BS[:, :6], zero, six)
+    found, _ = page.with_copies(page.weights, cache, page.prompts_BS[:, 6:], six, six)
+    wanted = page.recompute(page.on_one, page.prompts_BS)[:, -1]
+    np.testing.assert_allclose(found, wanted, **EXACT)
+
+
+# The figure, the example, the exercises
+
+
+def test_the_figure_shows_the_prompts_of_the_page(page, monkeypatch):
+    monkeypatch.syspath_prepend(BOOK / "figures")
+    figure = importlib.import_module("kv_cache")
+    assert figure.LENGTHS == page.length_B.tolist()
+    assert (figure.T, figure.PADDED) == (page.T, page.prompts_BS.shape[1])
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    check_exercise(page, PAGE, exercise)
