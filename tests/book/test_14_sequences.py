@@ -25,15 +25,15 @@ def variant(page, name):
     return getattr(page, f"{name}_step"), getattr(page, VARIANTS[name])
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_loss_and_gradient_equal_those_of_one_device(page, name):
-    """Gather, ring and Ulysses give the loss and every gradient of one device."""
-    step, held = variant(page, name)
-    loss, gradient = step(page.model, page.in_order(page.batch, held))
-    np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5)
-    pairs = zip(*map(jax.tree.leaves, (gradient, page.true_gradient)), strict=True)
-    for found, true in pairs:
-        np.testing.assert_allclose(found, true, rtol=1e-4, atol=1e-7)
+def test_loss_and_gradient_equal_those_of_one_device(page):
+    """Gather, ring and Ulysses give the loss and every gradient of one device, so one update is equal."""
+    for name in VARIANTS:
+        step, held = variant(page, name)
+        loss, gradient = step(page.model, page.in_order(page.batch, held))
+        np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5, err_msg=name)
+        pairs = zip(*map(jax.tree.leaves, (gradient, page.true_gradient)), strict=True)
+        for found, true in pairs:
+            np.testing.assert_allclose(found, true, rtol=1e-4, atol=1e-7, err_msg=name)
 
 
 def test_attention_equals_jax_nn(page):
@@ -55,21 +55,40 @@ def test_bytes_follow_the_formulas_forward_and_backward(page):
     assert (page.around, page.exchanged) == (around, exchanged)
 
 
-@pytest.mark.parametrize(
-    "name, kinds",
-    [
-        ("gather", {"all-gather": 2, "reduce-scatter": 2}),
-        ("ring", {"collective-permute": 12}),
-        ("ulysses", {"all-to-all": 8}),
-    ],
-)
-def test_each_variant_runs_its_own_collectives(page, name, kinds):
+KINDS = {
+    "gather": {"all-gather": 2, "reduce-scatter": 2},
+    "ring": {"collective-permute": 12},
+    "ulysses": {"all-to-all": 8},
+}
+
+
+def test_each_variant_runs_its_own_collectives(page):
     """A gather becomes a reduce-scatter backward; the ring runs n - 1 steps; Ulysses four swaps."""
-    counted = {}
-    for row in page.ms.collectives(variant(page, name)[0], mesh=page.mesh):
-        if row.axes == ("seq",):
-            counted[row.kind] = counted.get(row.kind, 0) + row.executions
-    assert counted == kinds
+    for name, kinds in KINDS.items():
+        counted = {}
+        for row in page.ms.collectives(variant(page, name)[0], mesh=page.mesh):
+            if row.axes == ("seq",):
+                counted[row.kind] = counted.get(row.kind, 0) + row.executions
+        assert counted == kinds
+
+
+def test_training_keeps_every_block_of_the_ring(page):
+    """The scan hands all n - 1 blocks of keys and values to the backward pass."""
+
+    def loss(q, k, v):
+        return jax.lax.psum(page.ring(q, k, v, page.zigzag).sum(), ("data", "seq"))
+
+    block = P("data", "seq")
+    mapped = jax.shard_map(
+        jax.value_and_grad(loss, argnums=(0, 1, 2)),
+        mesh=page.mesh,
+        in_specs=block,
+        out_specs=(P(), (block, block, block)),
+    )
+    q, k = jnp.ones((4, 64, 8, 8)), jnp.ones((4, 64, 4, 8))
+    text = str(jax.make_jaxpr(mapped)(q, k, k))
+    stacked = re.findall(r"f32\[3,2,(?:16|8),4,8\]", text)  # steps, B, S / n or half of it, K, C
+    assert stacked
 
 
 def test_zigzag_gives_every_device_as_many_pairs(page):
@@ -110,13 +129,18 @@ def test_scores_at_a_time(page):
     assert largest_scores(page, page.ring, page.zigzag) == H * (S // (2 * n)) ** 2
 
 
+def largest_error(page, gradient):
+    pairs = zip(*map(jax.tree.leaves, (gradient, page.true_gradient)), strict=True)
+    return max(float(jnp.abs(found - true).max()) for found, true in pairs)
+
+
 def test_positions_that_restart_are_plausible_and_wrong(page):
     """Either mistake leaves a loss near the true one, and a wrong gradient, without an error."""
     for step in page.wrong_rotary, page.wrong_mask:
         loss, gradient = step(page.model, page.batch)
         assert 0 < abs(loss - page.true_loss) < 0.1
-        pairs = zip(*map(jax.tree.leaves, (gradient, page.true_gradient)), strict=True)
-        assert max(float(jnp.abs(found - true).max()) for found, true in pairs) > 1e-5
+        right = page.gather_step(page.model, page.batch)[1]
+        assert largest_error(page, gradient) > 1000 * largest_error(page, right)
 
 
 def test_one_line_catches_positions_that_restart(page):
