@@ -9,8 +9,9 @@ returns, and set the sizes.
 
 import jax
 import jax.numpy as jnp
-import meshscope as ms
 import numpy as np
+
+import meshscope as ms
 
 P = jax.P
 V, D, F, L, H, K, C = 256, 64, 96, 3, 8, 2, 16
@@ -114,20 +115,20 @@ def make_cache(spec):
     return {"k": zeros(), "v": zeros()}
 
 
-def write(cache, l, slot_BS, k_BSKC, v_BSKC):
-    """Put keys and values of layer l into these slots; drop those beyond the end."""
+def write(cache, i, slot_BS, k_BSKC, v_BSKC):
+    """Put keys and values of layer i into these slots; drop those beyond the end."""
     rows = jnp.arange(slot_BS.shape[0])[:, None]
     return {
-        "k": cache["k"].at[l, rows, slot_BS].set(k_BSKC, mode="drop"),
-        "v": cache["v"].at[l, rows, slot_BS].set(v_BSKC, mode="drop"),
+        "k": cache["k"].at[i, rows, slot_BS].set(k_BSKC, mode="drop"),
+        "v": cache["v"].at[i, rows, slot_BS].set(v_BSKC, mode="drop"),
     }
 
 
-def attend_copies(q, k, v, cache, l, position_BS):
+def attend_copies(q, k, v, cache, i, position_BS):
     """Attend to all positions up to one's own, with no communication."""
-    cache = write(cache, l, position_BS, k, v)
+    cache = write(cache, i, position_BS, k, v)
     seen = jnp.arange(cache["k"].shape[2]) <= position_BS[:, None, :, None]
-    mixed = jax.nn.dot_product_attention(q, cache["k"][l], cache["v"][l], mask=seen)
+    mixed = jax.nn.dot_product_attention(q, cache["k"][i], cache["v"][i], mask=seen)
     return mixed, cache
 
 
@@ -149,12 +150,12 @@ def make_forward(attend, spec):
 
         def layer(carry, inputs):
             x_BSD, cache = carry
-            w, l = inputs
+            w, i = inputs
             x_BSD, cache = block(
                 w,
                 x_BSD,
                 position_BS,
-                attend=lambda q, k, v: attend(q, k, v, cache, l, position_BS),
+                attend=lambda q, k, v: attend(q, k, v, cache, i, position_BS),
                 add=lambda y_partial: jax.lax.psum(y_partial, tensor),
             )
             return (x_BSD, cache), None
@@ -175,17 +176,17 @@ def make_forward(attend, spec):
     return jax.jit(mapped, donate_argnums=1)  # the cache is updated in place
 
 
-def attend_positions(q, k, v, cache, l, position_BS):
+def attend_positions(q, k, v, cache, i, position_BS):
     """Attend to the positions on this device, and combine over `group`."""
     size = cache["k"].shape[2]
     first = size * jax.lax.axis_index("group")
     slot_BS = position_BS - first
     here = (slot_BS >= 0) & (slot_BS < size)
-    cache = write(cache, l, jnp.where(here, slot_BS, size), k, v)
+    cache = write(cache, i, jnp.where(here, slot_BS, size), k, v)
 
     q = jax.lax.all_gather(q, "group", axis=2, tiled=True)  # all heads of the group
     rows, length, heads, _ = q.shape
-    k, v = cache["k"][l], cache["v"][l]
+    k, v = cache["k"][i], cache["v"][i]
     q = q.reshape(rows, length, k.shape[2], -1, C)  # G query heads share one
     score = jnp.einsum("bskgc,btkc->bskgt", q, k) * C**-0.5
     seen = first + jnp.arange(size) <= position_BS[:, :, None, None, None]

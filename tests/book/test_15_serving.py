@@ -201,9 +201,9 @@ def test_the_copies_along_group_are_equal(page):
 def test_shard_map_rejects_copies_that_differ(page):
     """A cache that could differ along group is an error while tracing, by the promise of the specs."""
 
-    def differs(q, k, v, cache, l, position_BS):
+    def differs(q, k, v, cache, i, position_BS):
         k = k + 1e-9 * jax.lax.axis_index("group")
-        return page.attend_copies(q, k, v, cache, l, position_BS)
+        return page.attend_copies(q, k, v, cache, i, position_BS)
 
     with pytest.raises((TypeError, ValueError), match="varying|vary|manual axes|replicat"):
         page.decode_program(page.make_forward(differs, page.COPIES), page.cache)
@@ -309,7 +309,7 @@ def test_the_all_reduces_do_not_grow_with_the_context(page):
 # Four ways
 
 
-def attend_features(page, q, k, v, cache, l, position_BS):
+def attend_features(page, q, k, v, cache, i, position_BS):
     """`group` divides C: trade heads for features, sum the scores, and trade back."""
     size = cache["k"].shape[4]
     first = size * jax.lax.axis_index("group")
@@ -317,9 +317,9 @@ def attend_features(page, q, k, v, cache, l, position_BS):
     def mine(x):
         return jax.lax.dynamic_slice_in_dim(x, first, size, axis=3)
 
-    cache = page.write(cache, l, position_BS, mine(k), mine(v))
+    cache = page.write(cache, i, position_BS, mine(k), mine(v))
     q = jax.lax.all_to_all(q, "group", split_axis=3, concat_axis=2, tiled=True)
-    k, v = cache["k"][l], cache["v"][l]
+    k, v = cache["k"][i], cache["v"][i]
     rows, length, heads, _ = q.shape
     q = q.reshape(rows, length, k.shape[2], -1, size)
     score = jax.lax.psum(jnp.einsum("bskgc,btkc->bskgt", q, k), "group") * page.C**-0.5
