@@ -13,7 +13,7 @@ PROGRAMS = "train-dp", "train-zero1", "train-fsdp"  # chapter 4's step, by strat
 def told():
     """The gathers that the page tells of the three strategies, by compiler."""
     text = source_of("two-compilers").read_text("utf-8")
-    (line,) = re.findall(r"(?m)^- \*\*ZeRO-1 and FSDP, in gathers.*$", text)
+    (line,) = re.findall(r"(?m)^- \*\*ZeRO-1 and FSDP, counted in gathers.*$", text)
     three = r"([\d.]+), ([\d.]+) and ([\d.]+) "
     names = {"gpu": "gathers as compiled for H100", "tpu": "for TPU v5e", "cpu": "for CPU"}
     return {key: re.search(three + name, line).groups() for key, name in names.items()}

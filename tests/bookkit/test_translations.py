@@ -99,7 +99,7 @@ BREAKS = {  # how: (what, by what, of which kind, check, what it says, in which 
     "a placeholder renamed": (r"\{axes\}", "{軸}", "code", "placeholder", "lacks {axes}", ""),
     "a placeholder lost": (r"\{\w+\}", "某", "code", "placeholder", "lacks {", ""),
     "emphasis lost": (r"\*\*([^*]+)\*\*", r"\1", "text", "emphasis", "renders 0 times", ""),
-    "emphasis that does not render": (r"\*\*([^*。：？！`]+)\*\*(?=[\u4e00-\u9fff])", r"**\1。**",
+    "emphasis that does not render": (r"\*\*([\u4e00-\u9fff][^*。：？！`]*)\*\*(?=[\u4e00-\u9fff])", r"**\1。**",
         "text", "emphasis", "put 。 outside", ""),
     "a tag": (r"(?<=[\u4e00-\u9fff])，", "<b>，", "text", "HTML", "has <b>", ""),
     "a heading made": (r"^(?=[\u4e00-\u9fff])", "# ", "text", "Markdown", "heading_open", ""),
