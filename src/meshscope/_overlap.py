@@ -86,7 +86,7 @@ class Overlap:
 
     @property
     def hidden(self) -> bool | None:
-        """Is a matmul beside it? None where the text cannot tell: a kernel, or an unknown end.
+        """Is a matmul beside it? None if the text cannot tell, as for a kernel or an unknown end.
 
         This is an order, not a time: a matmul that is shorter than the collective hides only a
         part of it.
