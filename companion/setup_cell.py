@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "da0e4e699b4eb4af82532ce0146d64ff719c8ff1b0e64ebb00c8750f024daf07"
+SHA256 = "0ecbb90f0f6de1776cb4503d95978b4f98475402d1998735264f8df2f49ac4e8"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -68,7 +68,7 @@ class Plan(Report):
 
     @property
     def as_compiled(self) -> bool:
-        """Whether bytes are priced as compiled: for the chip itself, and not for a CPU in its place.
+        """Whether bytes are priced as compiled for the chip itself, and not for a CPU in its place.
 
         >>> import meshscope
         >>> meshscope.Plan((), meshscope.CHIPS["v5e"], 16e9, "tpu", 8).as_compiled
