@@ -53,10 +53,7 @@ QUESTIONS = [
         "profile a training step",
         "04a-train-checks#time-a-step-the-call-returns-before-the-work-is-done",
     ),
-    (
-        "overlap communication with computation",
-        "09c-fsdp-overlap#xla-flags-for-overlapping-communication-on-gpus",
-    ),
+    ("overlap communication with computation", "instruments#meshscope.overlap"),
     ("SLURM", "11-processes#launch-the-same-program-on-a-cluster"),
     ("process alive but stuck", "11a-process-failures#one-process-is-stuck-a-watchdog-ends-it"),
     ("pipeline parallel", "12-pipeline"),
@@ -64,7 +61,7 @@ QUESTIONS = [
     ("context parallelism", "14-sequences"),
     ("ring attention", "14-sequences"),
     ("KV cache", "15-serving"),
-    ("host offload", "16-compile-ahead"),
+    ("host offload", "16-compile-ahead#remat-and-host-offload-see-them-before-you-compile"),
     ("jax.make_mesh does not support multi-slice topologies", "messages-meshes#multi-slice"),
     (
         "metrics crash: value spans non-addressable devices",
