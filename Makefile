@@ -53,7 +53,7 @@ faults: venv-test ## plant the listed mistakes in pages and see each one noticed
 # A page has a process of its own, for a fault can end it, or stop it for ever: then it is tried once more.
 # 5 says that the page has no such fault.
 faults/%:
-	@plant() { $(shell command -v timeout && echo 6m) $(RUN) pytest --no-header tests/book/test_faults.py \
+	@plant() { $(shell command -v timeout && echo $(or $(LIMIT),40m)) $(RUN) pytest --no-header tests/book/test_faults.py \
 	  --page $* -k "$(or $(NAME),test)" -m "$(or $(FAULT_MARKS),slow or not slow)"; }; \
 	plant || { status=$$?; [ $$status = 5 ] || \
 	  { [ $$status -ge 124 ] && echo "$*: the process ended with $$status, so once more:" && plant; }; }
