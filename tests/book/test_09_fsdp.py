@@ -1,7 +1,5 @@
 """Chapter 9, "FSDP by hand with shard_map", and its program in examples/fsdp_by_hand.py."""
 
-import ast
-import importlib.util
 import operator
 import re
 from functools import partial
@@ -17,20 +15,16 @@ from jax.sharding import AxisType
 from orbax.checkpoint import v1 as ocp
 
 import meshscope as ms
+from compared import assert_same
+from defined import definitions, program_at, shown
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
 from many_devices.model import large
-from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of
+from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "09-fsdp"
 FILE = BOOK.parent / "examples" / "fsdp_by_hand.py"
 P = jax.P
-
-
-def assert_same(tree, expected, rtol=1e-4, atol=1e-6):
-    """Equal up to float32 rounding: eight devices add in another order than one."""
-    for found, wanted in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
 
 
 def payloads(moved):
@@ -54,33 +48,18 @@ def gradient_on(page, mesh, model, loss=None):
 # The program of the page
 
 
-def definitions(source):
-    """Functions, classes and plain variables, as syntax trees."""
-    named = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            named[node.name] = ast.dump(node)
-        elif isinstance(node, ast.Assign):
-            named[ast.unparse(node.targets[0])] = ast.dump(node)
-    return named
-
-
 def test_the_file_is_the_second_half_of_the_page():
     """Every definition of examples/fsdp_by_hand.py, except `main`, stands on the page as it is."""
-    shown = {}
-    for cell in cells_of(PAGE):
-        shown |= definitions(cell.source) if cell.in_view else {}
+    on_page = shown(PAGE)
     in_file = definitions(FILE.read_text("utf-8"))
     del in_file["main"]
     assert in_file.keys() >= {"gather", "Model", "init_sharded", "clip", "step", "train"}
-    assert in_file == {name: shown[name] for name in in_file}
+    assert in_file == {name: on_page[name] for name in in_file}
 
 
 def test_the_file_trains_with_both_strategies(capsys):
     """examples/fsdp_by_hand.py, called as its head says, on eight devices."""
-    spec = importlib.util.spec_from_file_location("fsdp_by_hand", FILE)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = program_at(FILE)
     program.main()
     said = capsys.readouterr().out
     losses = re.findall(r"loss ([\d.]+) at step 0, ([\d.]+) at step 19", said)

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from compared import assert_same
 from many_devices import fsdp as chapter_9
 from many_devices.compiled import digest, lowered_for, stored, stored_program
 from many_devices.model import Model, Strategy, large, loss_of, tiny, unchanged
@@ -382,13 +383,6 @@ def test_the_large_model_of_the_table_is_that_of_the_page(page, mode):
     found = by_kind(page.jit_program(large, use, mesh), page)
     assert f"{found.wire('all-reduce') / 1e9:.0f} {found.wire('all-gather') / 1e9:.0f}" == "30 30"
     assert sum(found.wire(kind) for kind in found) == sent(f"fsdp-{mode.lower()}", "cpu")
-
-
-def assert_same(tree, expected, rtol=1e-4, atol=1e-6):
-    """Equal up to float32 rounding: eight devices add in another order than one."""
-    pairs = zip(*map(jax.tree.leaves, (tree, expected)), strict=True)
-    for found, wanted in pairs:
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("mode", ["Explicit", "Auto"])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import compared
 import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
@@ -18,12 +19,7 @@ PAGE = "09b-fsdp-in-depth"
 P = jax.P
 POLICIES = jax.checkpoint_policies
 WHOLE = 4 * 4 * 64 * 64  # bytes of all matrices
-
-
-def assert_same(tree, expected, rtol=1e-3, atol=1e-5):
-    """Equal up to float32 rounding: eight devices add in another order than one."""
-    for found, wanted in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
+assert_same = partial(compared.assert_same, rtol=1e-3, atol=1e-5)
 
 
 def plain_loss(params, batch):

@@ -1,10 +1,12 @@
 """The page "FSDP on two axes: HSDP, and FSDP with tensor parallelism"."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
+import compared
 import meshscope as ms
 from many_devices.compiled import stored_program
 from many_devices.helpers import traffic
@@ -14,13 +16,7 @@ PAGE = "09d-fsdp-two-axes"
 P = jax.P
 TEXT = source_of(PAGE).read_text("utf-8")
 COMPILERS = {"H100": "gpu", "TPU v5e": "tpu", "CPU": "cpu"}
-
-
-def assert_same(tree, expected, rtol=1e-3, atol=1e-5):
-    """Equal up to float32 rounding: eight devices add in another order than one."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True)
-    for found, wanted in pairs:
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
+assert_same = partial(compared.assert_same, rtol=1e-3, atol=1e-5)
 
 
 # HSDP

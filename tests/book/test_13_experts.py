@@ -1,6 +1,5 @@
 """Chapter 13, "Mixture of experts", and its program in examples/experts.py."""
 
-import ast
 import contextlib
 import math
 from functools import partial
@@ -16,17 +15,13 @@ from jax._src.interpreters import mlir
 from jax._src.lax import parallel
 
 import meshscope as ms
+from compared import assert_same
+from defined import functions, shown
 from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "13-experts"
 FILE = BOOK.parent / "examples" / "experts.py"
 P = jax.P
-
-
-def assert_same(tree, expected, rtol=1e-4, atol=1e-6):
-    """Equal up to float32 rounding: eight devices add in another order than one."""
-    for found, wanted in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
 
 
 def rows_of(moved, kind):
@@ -604,19 +599,11 @@ def test_in_a_flax_model_experts_are_params_annotated_with_expert(page):
 def test_the_file_has_the_functions_of_the_page():
     """Every function of examples/experts.py, except `main`, stands on the page as it is."""
 
-    def functions(source):
-        tree = ast.parse(source)
-        return {
-            node.name: ast.dump(node) for node in tree.body if isinstance(node, ast.FunctionDef)
-        }
-
-    shown = {}
-    for cell in cells_of(PAGE):
-        shown |= functions(cell.source) if cell.in_view else {}
+    on_page = shown(PAGE, functions)
     in_file = functions(FILE.read_text("utf-8"))
     del in_file["main"]
     assert in_file.keys() >= {"route", "mixture", "dense_mixture", "program_on", "capacity"}
-    assert in_file == {name: shown[name] for name in in_file}
+    assert in_file == {name: on_page[name] for name in in_file}
 
 
 def test_the_price_of_a_large_layer(page):

@@ -1,7 +1,5 @@
 """Chapter 14, "Long sequences", and its program in examples/ring_attention.py."""
 
-import ast
-import importlib.util
 import math
 import re
 from functools import partial
@@ -12,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pages import BOOK, cells_of, check_exercise, exercises_of
+from defined import functions, program_at, shown
+from pages import BOOK, check_exercise, exercises_of
 
 PAGE = "14-sequences"
 FILE = BOOK.parent / "examples" / "ring_attention.py"
@@ -174,26 +173,17 @@ def test_tokens_that_hide_a_message():
         assert math.isclose(compute, 4 * said / wire, rel_tol=1e-3)
 
 
-def definitions(source):
-    nodes = ast.parse(source).body
-    return {node.name: ast.dump(node) for node in nodes if isinstance(node, ast.FunctionDef)}
-
-
 def test_the_file_has_the_functions_of_the_page():
     """Every function of examples/ring_attention.py, except `main`, stands on the page as it is."""
-    shown = {}
-    for cell in cells_of(PAGE):
-        shown |= definitions(cell.source) if cell.in_view else {}
-    in_file = definitions(FILE.read_text("utf-8"))
+    on_page = shown(PAGE, functions)
+    in_file = functions(FILE.read_text("utf-8"))
     del in_file["main"]
-    assert in_file == {name: shown[name] for name in in_file}
+    assert in_file == {name: on_page[name] for name in in_file}
 
 
 def test_the_file_runs(capsys):
     """examples/ring_attention.py says that all three equal attention on one device."""
-    spec = importlib.util.spec_from_file_location("ring_attention", FILE)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = program_at(FILE)
     program.main()
     errors = re.findall(r"error ([\d.e+-]+)", capsys.readouterr().out)
     assert len(errors) == 6 and all(float(error) < 1e-4 for error in errors)

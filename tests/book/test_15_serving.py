@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from defined import functions, shown
 from pages import BOOK, cells_of, check_exercise, exercises_of
 
 PAGE = "15-serving"
@@ -532,6 +533,14 @@ def test_the_figure_shows_the_prompts_of_the_page(page, monkeypatch):
     figure = importlib.import_module("kv_cache")
     assert figure.LENGTHS == page.length_B.tolist()
     assert (figure.T, figure.PADDED) == (page.T, page.prompts_BS.shape[1])
+
+
+def test_the_file_has_the_functions_of_the_page():
+    """Every function of examples/serve.py, except `main`, stands on the page as it is."""
+    on_page = shown(PAGE, functions)
+    in_file = functions((EXAMPLES / "serve.py").read_text("utf-8"))
+    assert in_file.pop("main") and len(in_file) == 14
+    assert in_file == {name: on_page.get(name) for name in in_file}
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -1,7 +1,6 @@
 """Train your own Flax model, start to finish: the page, and its program in examples/own_model.py."""
 
 import ast
-import importlib.util
 import pathlib
 import re
 
@@ -11,6 +10,7 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from defined import program_at
 from pages import BOOK, cells_of, compiled_for_cpu, run, with_fault
 
 PAGE = "own-model"
@@ -184,9 +184,7 @@ def test_the_sharded_weights_are_gathered_once_and_the_gradients_summed_once(pag
 
 def test_the_file_trains_on_one_and_on_two_devices(tmp_path, capsys, monkeypatch):
     """examples/own_model.py, called as its head says."""
-    spec = importlib.util.spec_from_file_location("own_model", FILE)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = program_at(FILE)
     devices = jax.devices()[:2]
     monkeypatch.setattr(program.jax, "devices", lambda *_: devices)
     monkeypatch.setattr(program.sys, "argv", ["own_model.py", str(tmp_path / "run")])

@@ -1,6 +1,5 @@
 """Bring your own weights: the page, and what examples/llama.py shares with it."""
 
-import ast
 import importlib
 import json
 import tempfile
@@ -17,7 +16,8 @@ from flax import nnx
 from llama_in_numpy import LLAMA3, forward, layout, make, read_all
 
 import meshscope as ms
-from pages import BOOK, cells_of, check_exercise, exercises_of
+from defined import definitions, shown
+from pages import BOOK, check_exercise, exercises_of
 
 PAGE = "own-weights"
 EXAMPLES = BOOK.parent / "examples"
@@ -26,17 +26,6 @@ SHARED = (
     "Config", "frequencies", "rotate", "linear", "Block", "Llama", "NAMES", "by_path",
     "load_weight", "load", "merged",
 )  # fmt: skip
-
-
-def definitions(source):
-    """Functions, classes and the table of names, as syntax trees."""
-    named = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign):
-            named[ast.unparse(node.targets[0])] = ast.dump(node)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            named[node.name] = ast.dump(node)
-    return named
 
 
 def loaded(page, folder=None, mesh=None, rank=0, **changes):
@@ -64,11 +53,9 @@ def close(logits, expected):
 
 def test_the_page_shows_the_definitions_of_the_program():
     """The model, the table of names and the functions that load and merge are those of llama.py."""
-    shown = {}
-    for cell in cells_of(PAGE):
-        shown |= definitions(cell.source) if cell.in_view else {}
+    on_page = shown(PAGE)
     in_file = definitions((EXAMPLES / "llama.py").read_text("utf-8"))
-    assert {name: shown[name] for name in SHARED} == {name: in_file[name] for name in SHARED}
+    assert {name: on_page[name] for name in SHARED} == {name: in_file[name] for name in SHARED}
 
 
 # ---- the files --------------------------------------------------------------------------------
