@@ -261,10 +261,9 @@ def note(
         if machine:
             on_gpu, began = machine.startswith("h100"), time.process_time()
             found["gpu" if on_gpu else "tpu"] = elsewhere(for_machine, mesh, priced=True)
-            status = (
-                Path("/proc/self/status").read_text("utf-8").split()
-            )  # the compilers need Linux
-            peak = int(status[status.index("VmHWM:") + 1]) / 1e6  # of KB
+            # The compilers need Linux, which keeps the peak here, in KB.
+            status = Path("/proc/self/status").read_text("utf-8").split()
+            peak = int(status[status.index("VmHWM:") + 1]) / 1e6
             took = {"seconds": round(time.process_time() - began), "gigabytes": round(peak, 1)}
             found["compiling"] = took
         else:
