@@ -45,18 +45,12 @@ else
 	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 endif
 
-FAULTS := $(patsubst tests/pages/%.toml,faults/%,$(shell grep -l '^..fault' tests/pages/*.toml))
-GROUPED := $(if $(filter output-sync,$(.FEATURES)),-Otarget)
+# A fault can end its process, or stop it for ever: then its worker is replaced, and it is tried once more.
+PLANT = $(RUN) pytest --no-header tests/book/test_faults.py -n $(WORKERS) --dist worksteal \
+  -o faulthandler_timeout=$(or $(LIMIT),600) -o faulthandler_exit_on_timeout=true \
+  $(PAGE:%=--page %) -k "$(or $(NAME),test)" -m "$(or $(FAULT_MARKS),slow or not slow)"
 faults: venv-test ## plant the listed mistakes in pages and see each one noticed (PAGE=… NAME=…: some, one)
-	@$(MAKE) --no-print-directory -k -j $(WORKERS) $(GROUPED) $(if $(PAGE),faults/$(PAGE),$(FAULTS))
-
-# A page has a process of its own, for a fault can end it, or stop it for ever: then it is tried once more.
-# 5 says that the page has no such fault.
-faults/%:
-	@plant() { $(shell command -v timeout && echo $(or $(LIMIT),40m)) $(RUN) pytest --no-header tests/book/test_faults.py \
-	  --page $* -k "$(or $(NAME),test)" -m "$(or $(FAULT_MARKS),slow or not slow)"; }; \
-	plant || { status=$$?; [ $$status = 5 ] || \
-	  { [ $$status -ge 124 ] && echo "$*: the process ended with $$status, so once more:" && plant; }; }
+	@$(PLANT) || { echo "Once more, those that failed:"; $(PLANT) --last-failed; }
 
 WORKFLOWS := .github/workflows/*.yml .github/examples/*.yml
 lint: venv-test ## the rules of pages, ruff, mypy (as on Windows too), spelling, workflows
