@@ -17,6 +17,7 @@ from jax._src.lax import parallel
 import meshscope as ms
 from compared import assert_same
 from defined import functions, shown
+from many_devices.compiled import stored_program
 from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "13-experts"
@@ -518,11 +519,16 @@ def test_ragged_sends_about_a_quarter(page):
     assert np.all((57_344 / expected > 3.5) & (57_344 / expected < 5))
 
 
-def test_for_tpu_there_are_four_ragged_exchanges(page):
-    """JAX lowers the same program for TPU: two forward, two backward; else only lengths travel."""
-    assert page.for_tpu.count("@ragged_all_to_all") == 4
-    others = [row for row in page.for_tpu.splitlines() if '"stablehlo.all_to_all"' in row]
-    assert all("-> tensor<8xi32>" in row for row in others)
+@pytest.mark.parametrize("compiler", ["tpu", "gpu"])
+def test_other_compilers_keep_four_ragged_exchanges(compiler):
+    """Two forward, two backward; else lengths and offsets travel, and sums of what is replicated."""
+    moves = stored_program(f"experts-ragged-{compiler}")[compiler]["moves"]
+    ragged = [row for row in moves if row["kind"] == "ragged-all-to-all"]
+    assert sum(row["executions"] for row in ragged) == 4
+    numbers = [row for row in moves if row["dtype"] == "int32"]
+    sums = [row for row in moves if row["kind"] == "all-reduce" and row["dtype"] == "float32"]
+    assert len(moves) == len(ragged) + len(numbers) + len(sums)
+    assert sum(row["payload"] for row in numbers) <= 4 * 8 * 4 + 8 * 8 * 4 + 4
 
 
 @compiled_for_cpu
