@@ -375,5 +375,5 @@ def test_messages_that_need_other_machines_are_marked_and_cite_a_thread():
     assert "They are not raised here" in lead and "```" not in marked
     assert len(entries) >= 5
     for entry in entries:
-        assert re.search(r"Met in \[[^\]]+\]\(https://github\.com/", entry), entry[:40]
+        assert re.search(r"Seen in \[[^\]]+\]\(https://github\.com/", entry), entry[:40]
     assert "NCCLoperation" in without_blanks(marked)
