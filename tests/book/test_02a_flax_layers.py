@@ -12,8 +12,10 @@ from flax import nnx
 
 import meshscope as ms
 from many_devices.checks import misplaced
+from many_devices.compiled import stored_program
 from many_devices.helpers import attempt, put, traffic
-from pages import check_exercise, compiled_for_cpu, exercises_of
+from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of
+from printed import rows_of
 
 PAGE = "02a-flax-layers"
 P = jax.P
@@ -130,8 +132,17 @@ def test_the_kernel_of_up_is_sharded_by_columns(page):
 # Shard an embedding along V or along D?
 
 
+CHOICES = {  # a row of the table: name of its stored programs, sizes of the mesh, spec
+    "tensor parallelism, V": ("tp-v", (2, 4), "model", None),
+    "tensor parallelism, D": ("tp-d", (2, 4), None, "model"),
+    "FSDP, V": ("fsdp-v", (8, 1), "data", None),
+    "FSDP, D": ("fsdp-d", (8, 1), None, "data"),
+}
+
+
 @compiled_for_cpu
-def test_what_an_embedding_sends_is_ring_arithmetic(page):
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_an_embedding_sends_is_ring_arithmetic(page, choice):
     """CPU: sums and gathers of vectors of tokens, or a gather of the whole matrix, in MB."""
     V, D, tokens = 32_768, 1024, 8 * 512
     vectors, matrix = 4 * tokens * D / 1e6, 4 * V * D / 1e6
@@ -143,16 +154,35 @@ def test_what_an_embedding_sends_is_ring_arithmetic(page):
         "FSDP, V": (2 * vectors * eight, vectors * eight),
         "FSDP, D": (vectors / 8 * eight, matrix * eight),
     }
-    assert page.sent.keys() == wanted.keys()
-    for choice, sent in page.sent.items():
-        np.testing.assert_allclose(sent, wanted[choice], atol=0.15)  # ids and a few sums
+    _, sizes, *spec = CHOICES[choice]
+    mesh, embed, ids_BT, x_BTD = page.abstract_inputs(sizes, *spec)
+    with jax.set_mesh(mesh):
+        found = [
+            traffic(page.lookup, embed, ids_BT, mesh=mesh),
+            traffic(page.tied_loss, embed, x_BTD, ids_BT, mesh=mesh),
+        ]
+    sent = [sum(row.wire_bytes for row in moves) / 1e6 for moves in found]
+    np.testing.assert_allclose(sent, wanted[choice], atol=0.15)  # ids and a few sums
 
 
 @compiled_for_cpu
-def test_in_the_lookup_d_sends_less(page):
-    """Tensor parallelism: half as much along D as along V; with FSDP the difference is larger."""
-    tensor_v, tensor_d, fsdp_v, fsdp_d = (lookup for lookup, _ in page.sent.values())
-    assert tensor_v == 2 * tensor_d and fsdp_v > 8 * fsdp_d
+def test_tensor_parallelism_gathers_vectors_at_the_start_and_the_matrix_at_the_end(page):
+    """The page's own count, along D: 6.3 MB and 100.7 MB."""
+    sent = [sum(row.wire_bytes for row in moves) / 1e6 for moves in (page.at_start, page.at_end)]
+    assert [f"{megabytes:.1f}" for megabytes in sent] == ["6.3", "100.7"]
+
+
+def test_the_table_of_embeddings_is_what_three_compilers_made():
+    """H100, TPU v5e and CPU: the megabytes of the eight stored programs."""
+    (path,) = BOOK.rglob(f"{PAGE}.md")
+    table = rows_of(path.read_text("utf-8"), "sharding")
+    assert list(table) == list(CHOICES)
+    for choice, row in table.items():
+        for column, compiler in [("H100", "gpu"), ("TPU v5e", "tpu"), ("CPU", "cpu")]:
+            names = [f"embed-{CHOICES[choice][0]}-{end}" for end in ("lookup", "tied-loss")]
+            moves = [stored_program(name)[compiler]["moves"] for name in names]
+            sent = [sum(move["wire"] for move in rows) / 1e6 for rows in moves]
+            assert row[column] == ", ".join(f"{megabytes:.1f}" for megabytes in sent)
 
 
 @compiled_for_cpu
