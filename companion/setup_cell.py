@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "0ecbb90f0f6de1776cb4503d95978b4f98475402d1998735264f8df2f49ac4e8"
+SHA256 = "91f0ab38bbcfd1c3f00dab78d6b585c6d9540be5597c959610f417dffca451db"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
