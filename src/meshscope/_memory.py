@@ -176,6 +176,9 @@ class ProgramMemory(Report):
         memory (``"pinned_host"`` and the like). XLA's CPU compiler does not separate the two,
         so there arguments, outputs and aliased outputs follow from the program's layouts, and
         temporaries all count as the device's.
+      peak: the most at one moment, all of the above together, from the TPU compiler; 0 for
+        other devices. There, each part is allocated whole. On TPU, parts of a program
+        whose loops run one after the other share room that ``temporaries`` counts twice.
     """
 
     arguments: int
@@ -186,16 +189,18 @@ class ProgramMemory(Report):
     host_outputs: int = 0
     host_temporaries: int = 0
     host_aliased: int = 0
+    peak: int = 0
 
     @property
     def bytes_per_device(self) -> int:
-        """arguments + outputs + temporaries - aliased, of the device's own memory.
+        """The device's own memory: arguments + outputs + temporaries - aliased, on TPU the peak.
 
         >>> import meshscope
         >>> meshscope.ProgramMemory(64, 64, 8, aliased=64).bytes_per_device
         72
         """
-        return self.arguments + self.outputs + self.temporaries - self.aliased
+        whole = self.arguments + self.outputs + self.temporaries - self.aliased
+        return self.peak or whole
 
     @property
     def host_bytes_per_device(self) -> int:
@@ -218,7 +223,7 @@ class ProgramMemory(Report):
         rows = [
             [name.replace("_", " "), number(value)]
             for name, value in vars(self).items()
-            if host or not name.startswith("host_")
+            if (host or not name.startswith("host_")) and (value or name != "peak")
         ]
         columns = [*heads("what"), *numbers("bytes per device")]
         return Content(Said(message, **values), columns, rows)
@@ -334,4 +339,13 @@ def _program(compiled: Any) -> ProgramMemory:
         for name, size in hlo.host_bytes(program_text(compiled)).items():
             sizes[f"host_{name}"] = size
             sizes[name] -= size
-    return ProgramMemory(**sizes)
+    peak = getattr(stats, "peak_memory_in_bytes", 0) if _is_for_tpu(compiled) else 0
+    return ProgramMemory(**sizes, peak=peak)
+
+
+def _is_for_tpu(compiled: Any) -> bool:
+    """Does a program run on TPU, by the devices of its first input or output?"""
+    places = getattr(compiled, "input_shardings", None), getattr(compiled, "output_shardings", None)
+    for sharding in jax.tree.leaves(places):
+        return any(device.platform == "tpu" for device in sharding.device_set)
+    return False

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -372,6 +373,20 @@ class FakeProgram:
         return self.stats
 
 
+@pytest.mark.parametrize("platform, told", [("tpu", 90), ("cuda", 104), ("cpu", 104)])
+def test_on_tpu_the_peak_counts_and_elsewhere_the_sum_of_the_parts(platform, told):
+    """For TPU, temporaries of loops that run in turn are counted twice; for CPU, the peak lacks them."""
+
+    class Sharding:
+        device_set = [SimpleNamespace(platform=platform)]
+
+    program = FakeProgram(SimpleNamespace(**vars(FakeStats), peak_memory_in_bytes=90))
+    program.input_shardings = ((Sharding(),), {})
+    found = ms.memory(program)
+    assert found.bytes_per_device == told and found.peak == (90 if platform == "tpu" else 0)
+    assert ("peak" in repr(found)) == (platform == "tpu")
+
+
 def test_a_program_s_bytes_in_the_host_s_memory():
     told = ms.memory(FakeProgram(FakeStats))
     assert told == ms.ProgramMemory(64, 32, 16, 8, 4096, 1024, 512, 256)
@@ -479,6 +494,7 @@ def test_a_donated_argument_on_the_host_is_reused_there():
     assert dataclasses.asdict(told) | {"host_temporaries": 0, "temporaries": 0} == {
         "arguments": 0, "outputs": 0, "temporaries": 0, "aliased": 0,
         "host_arguments": 2048, "host_outputs": 2048, "host_temporaries": 0, "host_aliased": 2048,
+        "peak": 0,
     }  # fmt: skip
     assert told.host_bytes_per_device == 2048
 

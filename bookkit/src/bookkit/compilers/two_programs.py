@@ -135,7 +135,7 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
         "memory": {
             part: size
             for part, size in vars(memory).items()
-            if size or not part.startswith("host_")
+            if size or part in ("arguments", "outputs", "temporaries", "aliased")
         },
     }
 
