@@ -8,7 +8,8 @@ from page_cells import run_cells
 
 LEFT, TICK, HIGH, ROW = 14, 10.3, 15, 17  # px: margin, width of a tick, height of a box, of a row
 FILL = {"F": (DATA, 0.45), "B": (MODEL, 0.45), "W": (INK, 0.2)}
-CELLS = ["imports", "orders", "one-f-one-b", "ticks"]
+CELLS = ["imports", "orders", "one-f-one-b", "zero-bubble", "interleaved"]
+CELLS += ["needs", "ticks", "schedules"]
 
 
 def draw():
