@@ -1,6 +1,7 @@
 """The four schedules of chapter 12 on one scale: a row is a stage, a box an operation.
 
-The rows come from the page's own cells. Blue is F, orange B, grey W, a gap an idle tick.
+The rows come from the page's own cells. Blue is F, orange B, grey W, a gap an idle tick; the second
+chunk of an interleaved stage is darker.
 """
 
 from kit import DATA, INK, MODEL, figure, kept, rect, say, text, write
@@ -33,7 +34,10 @@ def draw():
                 op, left = row[stage], LEFT + wide * tick
                 if op is None:
                     continue
-                parts.append(rect(left, y, wide - 0.7, HIGH, *FILL[op.kind]))
+                colour, opacity = FILL[op.kind]
+                if op.part >= len(row):  # the second chunk of a stage
+                    opacity *= 2
+                parts.append(rect(left, y, wide - 0.7, HIGH, colour, opacity))
                 if name != "interleaved":
                     middle = left + wide / 2 - 0.3
                     parts.append(text(middle, y + 11.5, str(op.microbatch), 10, "middle"))
