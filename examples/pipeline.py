@@ -46,7 +46,7 @@ def make_pipeline(mesh):
             loss = jnp.where(counts, error(y_BD, target_MBD[jnp.maximum(m, 0)]), 0)
             return jax.lax.ppermute(y_BD, "stage", to_right), loss
 
-        start_BD = jax.lax.pcast(jnp.zeros_like(x_MBD[0]), "stage", to="varying")
+        start_BD = jax.lax.pcast(x_MBD[0], "stage", to="varying")  # a real input
         _, losses = jax.lax.scan(tick, start_BD, jnp.arange(M + stages - 1))
         return jax.lax.psum(losses.sum(), "stage") / M
 
@@ -54,6 +54,7 @@ def make_pipeline(mesh):
 
 
 def main():
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare on TPU and GPU
     stages = len(jax.devices())
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((stages,), ("stage",), axis_types=auto)
@@ -74,7 +75,8 @@ def main():
     true_loss, true_gradient = jax.jit(jax.value_and_grad(dense_loss))(weights)
     np.testing.assert_allclose(loss, true_loss, rtol=1e-5)
     for name, true in true_gradient.items():
-        np.testing.assert_allclose(gradient[name], true, rtol=1e-4, atol=1e-5)
+        atol = 1e-4 * np.abs(true).max()  # entries near zero are sums of large ones
+        np.testing.assert_allclose(gradient[name], true, rtol=1e-4, atol=atol)
     bubble = (stages - 1) / (M + stages - 1)
     print(f"{stages} stages, {M} microbatches, bubble {bubble:.1%}: loss {loss:.4f}")
     print("loss and gradient are those of one device")

@@ -1,6 +1,7 @@
 """The four schedules of chapter 12 on one scale: a row is a stage, a box an operation.
 
-The rows come from the page's own cells. Blue is F, orange B, grey W, a gap an idle tick.
+The rows come from the page's own cells. Blue is F, orange B, grey W, a gap an idle tick; the second
+chunk of an interleaved stage is darker.
 """
 
 from kit import DATA, INK, MODEL, figure, kept, rect, say, text, write
@@ -8,7 +9,8 @@ from page_cells import run_cells
 
 LEFT, TICK, HIGH, ROW = 14, 10.3, 15, 17  # px: margin, width of a tick, height of a box, of a row
 FILL = {"F": (DATA, 0.45), "B": (MODEL, 0.45), "W": (INK, 0.2)}
-CELLS = ["imports", "orders", "one-f-one-b", "ticks"]
+CELLS = ["imports", "orders", "one-f-one-b", "zero-bubble", "interleaved"]
+CELLS += ["needs", "ticks", "schedules"]
 
 
 def draw():
@@ -32,7 +34,10 @@ def draw():
                 op, left = row[stage], LEFT + wide * tick
                 if op is None:
                     continue
-                parts.append(rect(left, y, wide - 0.7, HIGH, *FILL[op.kind]))
+                colour, opacity = FILL[op.kind]
+                if op.part >= len(row):  # the second chunk of a stage
+                    opacity *= 2
+                parts.append(rect(left, y, wide - 0.7, HIGH, colour, opacity))
                 if name != "interleaved":
                     middle = left + wide / 2 - 0.3
                     parts.append(text(middle, y + 11.5, str(op.microbatch), 10, "middle"))
