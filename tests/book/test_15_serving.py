@@ -53,13 +53,15 @@ def test_a_token_of_llama_8b_takes_131_072_bytes(page):
     sixty = 60 * 8192 * page.token_bytes
     assert f"{sixty / 1e9:.1f}" == "64.4" and 3.9 < sixty / page.STORED < 4.1
     assert sixty < page.CHIPS["H100"][2] < sixty + page.STORED  # one H100 can't hold both
-    assert page.bytes_per_token(L=32, K=32, C=128, itemsize=2) == 4 * page.token_bytes
+    L, H, K, C, itemsize = 32, 32, 8, 128, 2
+    assert page.token_bytes == 2 * L * K * C * itemsize
+    assert 4 * page.token_bytes == 2 * L * H * C * itemsize  # every query head had its own
 
 
 def test_the_formula_is_the_cache_of_the_page(page):
     """Bytes per token times rows times positions are the bytes of the two arrays."""
     (row,) = {array.nbytes for array in page.cache.values()}
-    formula = page.bytes_per_token(page.L, page.K, page.C, 4)
+    formula = 2 * page.L * page.K * page.C * 4
     assert formula == 768 and 2 * row == formula * page.B * page.T == 196_608
 
 
