@@ -134,7 +134,7 @@ def make_forward(attend, spec):
 
         def layer(carry, inputs):
             x_BSD, cache = carry
-            w, i = inputs
+            w, i = inputs  # the layer's weights, and its number
             x_BSD, cache = block(
                 w,
                 x_BSD,
@@ -212,7 +212,7 @@ def generate(forward, weights, cache, prompts_BS, length_B, steps):
         logits.append(np.asarray(logits_BV))
         start_B = start_B + count_B
         tokens_BS = logits[-1].argmax(-1)[:, None]
-        count_B = np.ones_like(count_B)
+        count_B = np.ones_like(count_B)  # decode: one real token in each row
     logits_BSV = np.stack(logits, 1)
     return logits_BSV.argmax(-1), logits_BSV, cache
 
