@@ -164,6 +164,16 @@ def test_device_put_fetches_what_differs_and_a_jitted_identity_nothing(page):
     assert fetched_by(lambda: page.move(fresh)) == []
 
 
+def test_the_move_gathers_whole_what_the_serving_mesh_divides_by_rows(page):
+    """The CPU's compiler: all eight pieces of the embedding, out and down, and of nothing else."""
+    rows = ms.collectives(page.move.lower(page.trained).compile(), page.serving)
+    gathers = [row for row in rows if row.kind == "all-gather"]
+    whole = sorted(row.shape for row in gathers if row.group_size == 8)
+    by_rows = {name for name, spec in page.SPECS.items() if len(spec) > 1 and spec[-2]}
+    assert by_rows == {"embed/embedding", "blocks/out/kernel", "blocks/down/kernel"}
+    assert whole == sorted(shapes_of(page)[name] for name in by_rows)
+
+
 def test_in_another_order_of_devices_device_put_fetches_nothing(page):
     """With the same devices in another order, device_put compiles a program of its own."""
     order = np.array(jax.devices())[[0, 1, 3, 2, 4, 5, 7, 6]].reshape(2, 2, 2)
