@@ -16,38 +16,25 @@ import meshscope as ms
 P = jax.P
 V, D, F, L, H, K, C = 256, 64, 96, 3, 8, 2, 16
 B, T = 8, 32  # rows of the batch, positions of the cache
-SHAPES = {
-    "embed/embedding": (V, D),
-    "blocks/norm_attention/scale": (L, D),
-    "blocks/query/kernel": (L, D, H * C),
-    "blocks/key/kernel": (L, D, K * C),
-    "blocks/value/kernel": (L, D, K * C),
-    "blocks/out/kernel": (L, H * C, D),
-    "blocks/norm_hidden/scale": (L, D),
-    "blocks/gate/kernel": (L, D, F),
-    "blocks/up/kernel": (L, D, F),
-    "blocks/down/kernel": (L, F, D),
-    "norm/scale": (D,),
-    "head/kernel": (D, V),
-}
 auto = (jax.sharding.AxisType.Auto,)
 training = jax.make_mesh((8,), ("data",), axis_types=auto)
 serving = jax.make_mesh((2, 2, 2), ("data", "kv", "group"), axis_types=auto * 3)
 tensor = ("kv", "group")  # four devices that share a model: key-value heads, query heads
-SPECS = {
-    "embed/embedding": P(tensor, None),
-    "blocks/norm_attention/scale": P(),
-    "blocks/query/kernel": P(None, None, tensor),
-    "blocks/key/kernel": P(None, None, "kv"),
-    "blocks/value/kernel": P(None, None, "kv"),
-    "blocks/out/kernel": P(None, tensor, None),
-    "blocks/norm_hidden/scale": P(),
-    "blocks/gate/kernel": P(None, None, tensor),
-    "blocks/up/kernel": P(None, None, tensor),
-    "blocks/down/kernel": P(None, tensor, None),
-    "norm/scale": P(),
-    "head/kernel": P(None, tensor),
+WEIGHTS = {
+    "embed/embedding": ((V, D), P(tensor, None)),
+    "blocks/norm_attention/scale": ((L, D), P()),
+    "blocks/query/kernel": ((L, D, H * C), P(None, None, tensor)),
+    "blocks/key/kernel": ((L, D, K * C), P(None, None, "kv")),
+    "blocks/value/kernel": ((L, D, K * C), P(None, None, "kv")),
+    "blocks/out/kernel": ((L, H * C, D), P(None, tensor, None)),
+    "blocks/norm_hidden/scale": ((L, D), P()),
+    "blocks/gate/kernel": ((L, D, F), P(None, None, tensor)),
+    "blocks/up/kernel": ((L, D, F), P(None, None, tensor)),
+    "blocks/down/kernel": ((L, F, D), P(None, tensor, None)),
+    "norm/scale": ((D,), P()),
+    "head/kernel": ((D, V), P(None, tensor)),
 }
+SPECS = {name: spec for name, (_, spec) in WEIGHTS.items()}
 COPIES = P(None, "data", None, "kv", None)
 POSITIONS = P(None, "data", "group", "kv", None)
 
@@ -62,11 +49,12 @@ def rotate(x_BSHC, position_BS):
     angle = position_BS[:, :, None, None] * turn
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     left, right = jnp.split(x_BSHC, 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
+    return turned.astype(x_BSHC.dtype)
 
 
 def block(w, x_BSD, position_BS, attend, add):
-    """One layer. `attend` returns its result and the new cache."""
+    """Run one layer. `attend` returns its result and the new cache."""
     rows, length, _ = x_BSD.shape
 
     def heads(name):
@@ -83,7 +71,7 @@ def block(w, x_BSD, position_BS, attend, add):
 
 
 def layers_of(weights):
-    """The stacked weights of the blocks, without the prefix."""
+    """Return the stacked weights of the blocks, by names without the prefix."""
     prefix = "blocks/"
     return {n.removeprefix(prefix): w for n, w in weights.items() if prefix in n}
 
@@ -104,14 +92,10 @@ def recompute(weights, tokens_BT):
     return norm(x_BTD, weights["norm/scale"]) @ weights["head/kernel"]
 
 
-def fsdp_spec(name):
-    return P() if "scale" in name else P(*[None] * (len(SHAPES[name]) - 1), "data")
-
-
-def make_cache(spec):
+def make_cache(spec, dtype="float32"):
     """Return zeros, created sharded."""
     sharding = jax.NamedSharding(serving, spec)
-    zeros = jax.jit(lambda: jnp.zeros((L, B, T, K, C)), out_shardings=sharding)
+    zeros = jax.jit(lambda: jnp.zeros((L, B, T, K, C), dtype), out_shardings=sharding)
     return {"k": zeros(), "v": zeros()}
 
 
@@ -133,7 +117,7 @@ def attend_copies(q, k, v, cache, i, position_BS):
 
 
 def look_up(table_block_VD, tokens_BS):
-    """Return embeddings: the device that has a token's row gives it, others zero."""
+    """Return the embeddings of the tokens, on every device."""
     size = table_block_VD.shape[0]
     row = tokens_BS - size * jax.lax.axis_index(tensor)
     here = (row >= 0) & (row < size)
@@ -150,7 +134,7 @@ def make_forward(attend, spec):
 
         def layer(carry, inputs):
             x_BSD, cache = carry
-            w, i = inputs
+            w, i = inputs  # the layer's weights, and its number
             x_BSD, cache = block(
                 w,
                 x_BSD,
@@ -176,32 +160,49 @@ def make_forward(attend, spec):
     return jax.jit(mapped, donate_argnums=1)  # the cache is updated in place
 
 
+def write_own(cache, i, position_BS, k_BSKC, v_BSKC):
+    """Write only what belongs to the positions on this device."""
+    size = cache["k"].shape[2]  # positions on each device
+    slot_BS = position_BS - size * jax.lax.axis_index("group")
+    here = (slot_BS >= 0) & (slot_BS < size)
+    slot_BS = jnp.where(here, slot_BS, size)  # not -1, which is the last slot
+    return write(cache, i, slot_BS, k_BSKC, v_BSKC)
+
+
 def attend_positions(q, k, v, cache, i, position_BS):
     """Attend to the positions on this device, and combine over `group`."""
-    size = cache["k"].shape[2]
-    first = size * jax.lax.axis_index("group")
-    slot_BS = position_BS - first
-    here = (slot_BS >= 0) & (slot_BS < size)
-    cache = write(cache, i, jnp.where(here, slot_BS, size), k, v)
+    cache = write_own(cache, i, position_BS, k, v)
+    k_BTKC, v_BTKC = cache["k"][i], cache["v"][i]  # T: the positions on this device
+    _, size, kv_heads, _ = k_BTKC.shape
 
-    q = jax.lax.all_gather(q, "group", axis=2, tiled=True)  # all heads of the group
-    rows, length, heads, _ = q.shape
-    k, v = cache["k"][i], cache["v"][i]
-    q = q.reshape(rows, length, k.shape[2], -1, C)  # G query heads share one
-    score = jnp.einsum("bskgc,btkc->bskgt", q, k) * C**-0.5
-    seen = first + jnp.arange(size) <= position_BS[:, :, None, None, None]
-    score = jnp.where(seen, score, -jnp.inf)
-    top = jax.lax.pmax(score.max(-1, keepdims=True), "group")
-    part = jnp.exp(score - top)
-    total = jax.lax.psum(part.sum(-1, keepdims=True), "group")
-    mixed = jnp.einsum("bskgt,btkc->bskgc", part / total, v)
-    mixed = mixed.reshape(rows, length, heads, C)
-    mixed = jax.lax.psum_scatter(mixed, "group", scatter_dimension=2, tiled=True)
+    # Gather the query heads of the group: G of them share a key-value head.
+    q_BSHC = jax.lax.all_gather(q, "group", axis=2, tiled=True)
+    rows, length, heads, _ = q_BSHC.shape
+    q_BSKGC = q_BSHC.reshape(rows, length, kv_heads, -1, C)
+
+    # Score the positions on this device.
+    score_BSKGT = C**-0.5 * jnp.einsum(
+        "bskgc,btkc->bskgt", q_BSKGC, k_BTKC, preferred_element_type="float32"
+    )
+    position_T = size * jax.lax.axis_index("group") + jnp.arange(size)
+    seen = position_T <= position_BS[:, :, None, None, None]
+    score_BSKGT = jnp.where(seen, score_BSKGT, -jnp.inf)
+
+    # Take the softmax over the positions of all devices.
+    top = jax.lax.pmax(score_BSKGT.max(-1, keepdims=True), "group")
+    part_BSKGT = jnp.exp(score_BSKGT - top)
+    total = jax.lax.psum(part_BSKGT.sum(-1, keepdims=True), "group")
+    share_BSKGT = (part_BSKGT / total).astype(v_BTKC.dtype)
+
+    # Average the values. Sum over all devices, and keep one's own heads.
+    mixed_BSKGC = jnp.einsum("bskgt,btkc->bskgc", share_BSKGT, v_BTKC)
+    mixed_BSHC = mixed_BSKGC.reshape(rows, length, heads, C)
+    mixed = jax.lax.psum_scatter(mixed_BSHC, "group", scatter_dimension=2, tiled=True)
     return mixed, cache
 
 
 def generate(forward, weights, cache, prompts_BS, length_B, steps):
-    """Return the most likely tokens, (B, steps), the logits and the cache."""
+    """Return the most likely tokens, (B, steps), their logits, and the cache."""
     if length_B.max() + steps > T:
         raise ValueError(f"{length_B.max()} + {steps} tokens do not fit into {T}")
     tokens_BS, start_B, count_B = prompts_BS, np.zeros_like(length_B), length_B
@@ -210,37 +211,42 @@ def generate(forward, weights, cache, prompts_BS, length_B, steps):
         logits_BV, cache = forward(weights, cache, tokens_BS, start_B, count_B)
         logits.append(np.asarray(logits_BV))
         start_B = start_B + count_B
-        tokens_BS, count_B = logits[-1].argmax(-1)[:, None], np.ones_like(count_B)
-    logits = np.stack(logits, 1)
-    return logits.argmax(-1), logits, cache
+        tokens_BS = logits[-1].argmax(-1)[:, None]
+        count_B = np.ones_like(count_B)  # decode: one real token in each row
+    logits_BSV = np.stack(logits, 1)
+    return logits_BSV.argmax(-1), logits_BSV, cache
 
 
-def generate_again(weights, prompts_BS, length_B, steps):
-    """The same, but each step computes all positions anew."""
+def generate_uncached(weights, prompts_BS, length_B, steps):
+    """Return the most likely tokens and their logits."""
     tokens_BT = np.pad(prompts_BS, [(0, 0), (0, T - prompts_BS.shape[1])])
     row, logits = np.arange(B), []
     for step in range(steps):
         logits_BTV = np.asarray(recompute(weights, tokens_BT))
-        logits.append(logits_BTV[row, length_B + step - 1])
+        logits.append(logits_BTV[row, length_B + step - 1])  # of the last token
         tokens_BT[row, length_B + step] = logits[-1].argmax(-1)
-    logits = np.stack(logits, 1)
-    return logits.argmax(-1), logits
+    logits_BSV = np.stack(logits, 1)
+    return logits_BSV.argmax(-1), logits_BSV
 
 
 def main():
-    random, trained = np.random.default_rng(0), {}
-    for name, shape in SHAPES.items():
-        values = random.standard_normal(shape)
-        values = 1 + values / 10 if "scale" in name else values / shape[-2] ** 0.5
-        sharding = jax.NamedSharding(training, fsdp_spec(name))
-        trained[name] = jax.device_put(values.astype("float32"), sharding)
+    random = np.random.default_rng(0)
+    trained = {}
+    for name, (shape, _) in WEIGHTS.items():
+        values = random.standard_normal(shape).astype("float32")
+        if "scale" in name:
+            values, spec = 1 + values / 10, P()
+        else:
+            values /= shape[-2] ** 0.5
+            spec = P(*[None] * (len(shape) - 1), "data")  # the last dimension
+        trained[name] = jax.device_put(values, jax.NamedSharding(training, spec))
     shardings = {name: jax.NamedSharding(serving, spec) for name, spec in SPECS.items()}
     weights = jax.jit(lambda weights: weights, out_shardings=shardings)(trained)
     print(f"{ms.memory(weights).bytes_per_device:,} bytes of weights on each device")
     length_B = np.array([5, 9, 3, 12, 7, 10, 4, 8], "int32")
     prompts_BS = random.integers(V, size=(B, 12)).astype("int32")
     on_one = jax.device_put(trained, jax.devices()[0])
-    expected, _ = generate_again(on_one, prompts_BS, length_B, steps=8)
+    expected, _ = generate_uncached(on_one, prompts_BS, length_B, steps=8)
     for name, attend, spec in [
         ("copies", attend_copies, COPIES),
         ("positions", attend_positions, POSITIONS),

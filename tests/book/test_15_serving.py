@@ -19,6 +19,11 @@ P = jax.P
 EXACT = dict(rtol=1e-4, atol=1e-4)  # float32; four devices add in another order than one
 
 
+def shapes_of(page):
+    """The shape of each weight, by its path."""
+    return {name: shape for name, (shape, _) in page.WEIGHTS.items()}
+
+
 def generated(page, forward, spec, steps=8, **others):
     """Tokens, logits and the cache after some steps from an empty cache."""
     given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, weights=page.weights)
@@ -44,16 +49,19 @@ def only_along_group(rows):
 
 def test_a_token_of_llama_8b_takes_131_072_bytes(page):
     """2 L K C numbers of two bytes; sixty conversations take 64 GB, four times the weights."""
-    assert page.llama_8b == 131_072
-    sixty = 60 * 8192 * page.llama_8b
-    assert f"{sixty / 1e9:.1f}" == "64.4" and 3.9 < sixty / (2 * 8.03e9) < 4.1
-    assert page.bytes_per_token(L=32, K=32, C=128, itemsize=2) == 4 * page.llama_8b
+    assert page.token_bytes == 131_072
+    sixty = 60 * 8192 * page.token_bytes
+    assert f"{sixty / 1e9:.1f}" == "64.4" and 3.9 < sixty / page.STORED < 4.1
+    assert sixty < page.CHIPS["H100"][2] < sixty + page.STORED  # one H100 can't hold both
+    L, H, K, C, itemsize = 32, 32, 8, 128, 2
+    assert page.token_bytes == 2 * L * K * C * itemsize
+    assert 4 * page.token_bytes == 2 * L * H * C * itemsize  # every query head had its own
 
 
 def test_the_formula_is_the_cache_of_the_page(page):
     """Bytes per token times rows times positions are the bytes of the two arrays."""
     (row,) = {array.nbytes for array in page.cache.values()}
-    formula = page.bytes_per_token(page.L, page.K, page.C, 4)
+    formula = 2 * page.L * page.K * page.C * 4
     assert formula == 768 and 2 * row == formula * page.B * page.T == 196_608
 
 
@@ -80,9 +88,9 @@ def flax_llama(page, monkeypatch, weights):
 
 
 def test_the_names_are_the_paths_of_the_flax_model(page, monkeypatch):
-    """SHAPES has the paths and shapes of the model in Bring your own weights."""
+    """WEIGHTS has the paths and shapes of the model in Bring your own weights."""
     _, _, shapes = flax_llama(page, monkeypatch, page.trained)
-    assert shapes == page.SHAPES and page.SPECS.keys() == page.SHAPES.keys()
+    assert shapes == shapes_of(page) and page.SPECS.keys() == shapes.keys()
 
 
 def test_the_model_is_that_of_bring_your_own_weights(page, monkeypatch):
@@ -99,7 +107,7 @@ def test_the_model_is_that_of_bring_your_own_weights(page, monkeypatch):
 
 def test_training_holds_76_544_bytes_and_serving_163_584(page):
     """An eighth of the matrices; a quarter of them, and half of key and value."""
-    sizes = {name: np.prod(shape) for name, shape in page.SHAPES.items()}
+    sizes = {name: np.prod(shape) for name, shape in shapes_of(page).items()}
     scales = sum(size for name, size in sizes.items() if "scale" in name)
     shared = sizes["blocks/key/kernel"] + sizes["blocks/value/kernel"]
     others = sum(sizes.values()) - scales - shared
@@ -115,7 +123,7 @@ def test_at_least_87_040_bytes_arrive_at_each_device(page):
     """What a device needs and does not have yet is that or more, on every device."""
 
     def positions(name, sharding, device):
-        shape = page.SHAPES[name]
+        shape = shapes_of(page)[name]
         index = sharding.devices_indices_map(shape)[device]
         mask = np.zeros(shape, bool)
         mask[index] = True
@@ -150,10 +158,29 @@ def fetched_by(call):
 def test_device_put_fetches_what_differs_and_a_jitted_identity_nothing(page):
     """On the same eight devices, device_put takes each matrix through the host; move takes none."""
     fresh = jax.tree.map(jnp.copy, page.trained)
-    matrices = sorted(shape for name, shape in page.SHAPES.items() if "scale" not in name)
+    matrices = sorted(shape for name, shape in shapes_of(page).items() if "scale" not in name)
     assert sorted(fetched_by(lambda: jax.device_put(fresh, page.shardings))) == matrices
     fresh = jax.tree.map(jnp.copy, page.trained)
     assert fetched_by(lambda: page.move(fresh)) == []
+
+
+def test_the_move_gathers_whole_what_the_serving_mesh_divides_by_rows(page):
+    """The CPU's compiler: all eight pieces of the embedding, out and down, and of nothing else."""
+    rows = ms.collectives(page.move.lower(page.trained).compile(), page.serving)
+    gathers = [row for row in rows if row.kind == "all-gather"]
+    whole = sorted(row.shape for row in gathers if row.group_size == 8)
+    by_rows = {name for name, spec in page.SPECS.items() if len(spec) > 1 and spec[-2]}
+    assert by_rows == {"embed/embedding", "blocks/out/kernel", "blocks/down/kernel"}
+    assert whole == sorted(shapes_of(page)[name] for name in by_rows)
+
+
+def test_in_another_order_of_devices_device_put_fetches_nothing(page):
+    """With the same devices in another order, device_put compiles a program of its own."""
+    order = np.array(jax.devices())[[0, 1, 3, 2, 4, 5, 7, 6]].reshape(2, 2, 2)
+    other = jax.sharding.Mesh(order, page.serving.axis_names)
+    shardings = {name: jax.NamedSharding(other, spec) for name, spec in page.SPECS.items()}
+    fresh = jax.tree.map(jnp.copy, page.trained)
+    assert fetched_by(lambda: jax.device_put(fresh, shardings)) == []
 
 
 def test_cast_in_the_move_halves_the_bytes(page):
@@ -164,6 +191,25 @@ def test_cast_in_the_move_halves_the_bytes(page):
 
     half = jax.jit(cast, out_shardings=page.shardings)(page.trained)
     assert 2 * ms.memory(half).bytes_per_device == ms.memory(page.weights).bytes_per_device
+
+
+def test_in_bfloat16_it_serves_too(page):
+    """Weights and cache in bfloat16: half of the cache, and logits that differ by rounding."""
+    half = jax.tree.map(lambda weight: weight.astype("bfloat16"), page.weights)
+    wanted = page.wanted_logits[:, 0]
+    for attend, spec in [
+        (page.attend_copies, page.COPIES),
+        (page.attend_positions, page.POSITIONS),
+    ]:
+        cache = page.make_cache(spec, dtype="bfloat16")
+        held = ms.memory(page.make_cache(spec)).bytes_per_device
+        assert 2 * ms.memory(cache).bytes_per_device == held
+        forward = page.make_forward(attend, spec)
+        given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, steps=1)
+        _, logits, _ = page.generate(forward, half, cache, **given)
+        assert logits.dtype == "bfloat16"
+        off = abs(logits[:, 0].astype("float32") - wanted).max()
+        assert off < 0.1 * abs(wanted).max()
 
 
 def test_each_device_has_the_key_value_head_of_its_query_heads(page):
@@ -219,7 +265,7 @@ def test_padding_changes_nothing(page):
         (page.with_positions, page.POSITIONS),
     ]:
         _, logits, _ = generated(page, forward, spec, prompts_BS=others)
-        np.testing.assert_allclose(logits, page.expected[1], **EXACT)
+        np.testing.assert_allclose(logits, page.wanted_logits, **EXACT)
 
 
 # Prefill and decode
@@ -228,15 +274,15 @@ def test_padding_changes_nothing(page):
 def test_the_logits_are_those_of_recomputing_everything(page):
     """With copies: every logit of every step."""
     tokens, logits, _ = generated(page, page.with_copies, page.COPIES)
-    np.testing.assert_array_equal(tokens, page.expected[0])
-    np.testing.assert_allclose(logits, page.expected[1], **EXACT)
+    np.testing.assert_array_equal(tokens, page.wanted_tokens)
+    np.testing.assert_allclose(logits, page.wanted_logits, **EXACT)
 
 
 def test_divided_by_positions_the_logits_are_the_same(page):
     """With positions: every logit of every step."""
     tokens, logits, _ = generated(page, page.with_positions, page.POSITIONS)
-    np.testing.assert_array_equal(tokens, page.expected[0])
-    np.testing.assert_allclose(logits, page.expected[1], **EXACT)
+    np.testing.assert_array_equal(tokens, page.wanted_tokens)
+    np.testing.assert_allclose(logits, page.wanted_logits, **EXACT)
 
 
 def test_the_reference_computes_each_row_alone(page):
@@ -246,7 +292,7 @@ def test_the_reference_computes_each_row_alone(page):
         tokens = list(page.prompts_BS[row, :length])
         for step in range(3):
             logits = page.recompute(page.on_one, np.array([tokens], "int32"))[0, -1]
-            np.testing.assert_allclose(page.expected[1][row, step], logits, **EXACT)
+            np.testing.assert_allclose(page.wanted_logits[row, step], logits, **EXACT)
             tokens.append(int(logits.argmax()))
 
 
@@ -254,10 +300,24 @@ def test_both_caches_hold_the_keys_of_the_prompts_and_of_the_new_tokens(page):
     """Up to each row's length plus seven, the two caches are equal."""
     for n, length in enumerate(page.length_B):
         for part in "kv":
-            one, other = (cache[part][:, n, : length + 7] for cache in (page.cache, page.cut_cache))
+            one, other = (
+                cache[part][:, n, : length + 7] for cache in (page.cache, page.divided_cache)
+            )
             np.testing.assert_allclose(one, other, **EXACT)
             assert abs(np.asarray(one)).sum(axis=(0, 2, 3)).min() > 0
             assert not np.any(page.cache[part][:, n, max(12, length + 7) :])
+
+
+def test_the_first_row_starts_at_0_with_a_count_of_5_and_then_at_5_6_7_with_1(page):
+    """S, start and count of row 0 in each call, and that its padding is at positions 5 to 11."""
+    calls = []
+
+    def noted(weights, cache, tokens_BS, start_B, count_B):
+        calls.append((tokens_BS.shape[1], int(start_B[0]), int(count_B[0])))
+        return page.with_copies(weights, cache, tokens_BS, start_B, count_B)
+
+    generated(page, noted, page.COPIES, steps=4)
+    assert calls == [(12, 0, 5), (1, 5, 1), (1, 6, 1), (1, 7, 1)]
 
 
 def test_two_programs_are_compiled(page):
@@ -356,7 +416,7 @@ def four_ways(page):
 def test_the_four_ways_give_the_same_logits(page):
     for forward, spec in four_ways(page):
         _, logits, _ = generated(page, forward, spec, steps=4)
-        np.testing.assert_allclose(logits, page.expected[1][:, :4], **EXACT)
+        np.testing.assert_allclose(logits, page.wanted_logits[:, :4], **EXACT)
 
 
 def test_bytes_and_moves_of_the_four_ways(page):
@@ -375,6 +435,20 @@ def test_bytes_and_moves_of_the_four_ways(page):
         assert line[1].strip().strip("`") == str(spec).replace("'", '"').replace(
             "PartitionSpec", "P"
         )
+
+
+def test_the_four_collectives_over_positions_send_512_64_64_and_512_bytes(page):
+    """Queries of a device; a maximum and a sum for 4 rows of 4 heads; half of what is scattered."""
+    rows = moved(page, page.with_positions, page.divided_cache)
+    sent = sorted((row[0], row[3]) for row in rows if row[1] == ("group",))
+    gathered, numbers = 4 * 2 * 16 * 4, 4 * 4 * 4
+    assert sent == [
+        ("all-gather", gathered),
+        ("all-reduce", numbers),
+        ("all-reduce", numbers),
+        ("reduce-scatter", numbers * 16 / 2),
+    ]
+    assert (gathered, numbers, numbers * 16) == (512, 64, 1024)
 
 
 def test_bytes_of_the_last_line_grow_with_the_context_and_the_others_do_not(page):
@@ -416,7 +490,7 @@ def test_at_the_same_position_only_the_longest_prompt_is_right(page):
     assert np.flatnonzero(page.off_B < 1e-4).tolist() == [3] and page.length_B[3] == 12
     assert np.delete(page.off_B, 3).min() > 0.5
     twelve = np.full(8, 12, "int32")
-    wanted = page.generate_again(page.on_one, page.prompts_BS, twelve, steps=2)
+    wanted = page.generate_uncached(page.on_one, page.prompts_BS, twelve, steps=2)
     _, logits, _ = generated(page, page.with_copies, page.COPIES, steps=2, length_B=twelve)
     np.testing.assert_allclose(logits, wanted[1], **EXACT)
 
@@ -433,15 +507,15 @@ def test_not_donated_a_step_needs_a_second_cache(page):
 
 
 def test_without_a_sharding_every_device_has_the_whole_cache(page):
-    """Four times the bytes, the same tokens."""
-    assert page.forgotten.is_fully_replicated and len(page.forgotten.devices()) == 8
-    assert page.made.bytes_per_device == 4 * page.wanted.bytes_per_device == 98_304
+    """196,608 bytes in place of 49,152, and the same tokens."""
     with jax.set_mesh(page.serving):
-        cache = {name: jnp.zeros((3, 8, 32, 2, 16)) for name in "kv"}
+        cache = {name: jnp.zeros(page.cache[name].shape) for name in "kv"}
+    assert all(array.is_fully_replicated for array in cache.values())
+    assert ms.memory(cache).bytes_per_device == 196_608
     tokens, _, after = page.generate(
         page.with_copies, page.weights, cache, page.prompts_BS, page.length_B, steps=2
     )
-    np.testing.assert_array_equal(tokens, page.expected[0][:, :2])
+    np.testing.assert_array_equal(tokens, page.wanted_tokens[:, :2])
     assert ms.memory(after).bytes_per_device == 49_152
 
 
@@ -453,7 +527,8 @@ def test_n_is_the_weights_of_llama_8b_without_the_embedding(page):
     D, F, L, H, K, C, V = 4096, 14336, 32, 32, 8, 128, 128_256
     count = L * (2 * D * H * C + 2 * D * K * C + 3 * D * F) + D * V
     assert round(count / 1e9, 1) == page.N / 1e9 == 7.5
-    assert page.OF_ATTENTION == 4 * L * H * C == 4 * page.llama_8b
+    assert round((count + V * D) / 1e9, 2) == page.STORED / 2e9 == 8.03
+    assert page.OF_ATTENTION == 4 * L * H * C == 4 * page.token_bytes
 
 
 def critical_rows(page, chip, context):
@@ -486,7 +561,31 @@ def test_a_step_that_reads_all_memory_takes_24_ms(page):
     _, bandwidth, size = page.CHIPS["H100"]
     assert round(1e3 * size / bandwidth) == 24
     rows, seconds, _ = page.price("H100", 8192)
-    assert rows == 60 and 0.0225 < seconds < 0.024
+    assert rows == 59 and 0.0225 < seconds < 0.024
+
+
+def test_as_many_rows_as_fit_beside_all_weights(page):
+    """The weights and the caches of so many rows fit, and those of one more do not."""
+    for chip, (_, _, size) in page.CHIPS.items():
+        for context in (1024, 8192, 65536):
+            rows, _, _ = page.price(chip, context)
+            needs = [2 * 8.03e9 + n * context * page.token_bytes for n in (rows, rows + 1)]
+            assert needs[0] <= size < needs[1]
+
+
+def test_below_320_tokens_an_h100_full_of_rows_is_compute_bound(page):
+    """With less context arithmetic decides, and the price hardly changes; with more, memory."""
+
+    def bound_by_memory(context):
+        rows, _, _ = page.price("H100", context)
+        arithmetic, memory = page.step_seconds("H100", rows, context)
+        return memory > arithmetic
+
+    assert [bound_by_memory(context) for context in (64, 310, 330, 1024)] == [0, 0, 1, 1]
+    dollars = [page.price("H100", context)[2] for context in (64, 256, 330, 660, 1320)]
+    assert dollars[1] == pytest.approx(dollars[0], rel=0.05)
+    assert dollars[3] / dollars[2] == pytest.approx(2, rel=0.02)
+    assert dollars[4] / dollars[3] == pytest.approx(2, rel=0.02)
 
 
 def test_a_token_costs_in_proportion_to_its_context(page):
@@ -505,12 +604,12 @@ def test_a_finished_row_can_be_replaced_while_the_others_go_on(page):
     _, logits, cache = generated(page, page.with_copies, page.COPIES, steps=3)
     fresh = np.array([7, 7, 9, 1], "int32")
     tokens_BS = np.zeros((8, 12), "int32")
-    tokens_BS[:, 0] = page.expected[0][:, 2]
+    tokens_BS[:, 0] = page.wanted_tokens[:, 2]
     tokens_BS[0, :4] = fresh
     start_B, count_B = page.length_B + 2, np.ones(8, "int32")
     start_B[0], count_B[0] = 0, 4
     found, _ = page.with_copies(page.weights, cache, tokens_BS, start_B, count_B)
-    np.testing.assert_allclose(found[1:], page.expected[1][1:, 3], **EXACT)
+    np.testing.assert_allclose(found[1:], page.wanted_logits[1:, 3], **EXACT)
     wanted = page.recompute(page.on_one, fresh[None])[0, -1]
     np.testing.assert_allclose(found[0], wanted, **EXACT)
 
