@@ -165,6 +165,15 @@ def test_the_ragged_layer_wants_one_expert_on_each_device(page):
         page.program_on(grid, layer)(page.params, page.batch)
 
 
+def test_with_two_experts_on_a_device_the_loss_would_be_wrong(page):
+    """Without the check, on two by four devices, the loss is another than the dense one."""
+    grid = jax.make_mesh((2, 4), ("data", "expert"), axis_types=page.auto * 2)
+    layer = partial(page.ragged_mixture, exchange=page.gathered_exchange)
+    with mock.patch.object(jax.lax, "axis_size", return_value=8):
+        (loss, _), _ = page.program_on(grid, layer)(page.params, page.batch)
+    assert abs(loss - page.dense_loss) > 1e-3
+
+
 def test_ragged_sends_about_a_quarter(page):
     """A route whose expert is elsewhere is 128 bytes; padded with factor 4, about four times."""
     elsewhere = np.ravel(page.experts_BR) != np.arange(1_024) // 128
