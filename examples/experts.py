@@ -88,13 +88,13 @@ def mixture(params, x_block_BD, Q, axes):
     E, D = probs_BE.shape[-1], x_block_BD.shape[-1]
     slots_BR = slots_of(experts_BR, E)
 
-    # A queue for each of all E experts, filled with the tokens of this device
+    # A queue for each of all E experts, with a copy of the token for each of its routes
     queues_EQD = jnp.zeros((E, Q, D), x_block_BD.dtype)
     queues_EQD = queues_EQD.at[experts_BR, slots_BR].set(x_block_BD[:, None], mode="drop")
     # From (all experts, own tokens) to (own experts, tokens of all devices)
     x_block_EQD = jax.lax.all_to_all(queues_EQD, "expert", split_axis=0, concat_axis=1, tiled=True)
     y_block_EQD = feed_forward(x_block_EQD, params["up_EDF"], params["down_EFD"])
-    # And back
+    # And back, where each route reads its slot, or zeros if it was dropped
     y_EQD = jax.lax.all_to_all(y_block_EQD, "expert", split_axis=1, concat_axis=0, tiled=True)
     y_BRD = y_EQD.at[experts_BR, slots_BR].get(mode="fill", fill_value=0)
 
