@@ -88,7 +88,7 @@ def mixture(params, x_block_BD, Q, axes):
     E, D = probs_BE.shape[-1], x_block_BD.shape[-1]
     slots_BR = slots_of(experts_BR, E)
 
-    # A queue for each of all E experts, with a copy of the token for each of its routes
+    # A queue for each of all E experts; a token is copied for each of its routes
     queues_EQD = jnp.zeros((E, Q, D), x_block_BD.dtype)
     queues_EQD = queues_EQD.at[experts_BR, slots_BR].set(x_block_BD[:, None], mode="drop")
     # From (all experts, own tokens) to (own experts, tokens of all devices)
