@@ -56,8 +56,9 @@ def dense_mixture(params, x_BD, k=2):
     """The mixture without queues: nothing is dropped, and nothing is sent."""
     probs_BE, gates_BR, experts_BR = route(x_BD, params["router_DE"], k)
     E = probs_BE.shape[-1]
-    x_EBD = jnp.broadcast_to(x_BD, (E, *x_BD.shape))
+    x_EBD = jnp.broadcast_to(x_BD, (E, *x_BD.shape))  # every token for every expert
     y_EBD = feed_forward(x_EBD, params["up_EDF"], params["down_EFD"])
+    # The gate of each expert, or zero if the token did not choose it
     gates_BE = jnp.einsum("BR,BRE->BE", gates_BR, jax.nn.one_hot(experts_BR, E))
     y_BD = jnp.einsum("BE,EBD->BD", gates_BE, y_EBD)
     return y_BD, balance_of(probs_BE, experts_BR), 0
@@ -75,8 +76,9 @@ def loss_of(params, batch, layer):
 
 def slots_of(experts_BR, E):
     """For each route, how many earlier routes of this device have the same expert."""
-    chosen_TE = jax.nn.one_hot(experts_BR.ravel(), E, dtype="int32")  # T: routes
-    earlier_TE = jnp.cumsum(chosen_TE, axis=0) - chosen_TE
+    # A row for each route, token by token, with a 1 in the column of its expert
+    chosen_TE = jax.nn.one_hot(experts_BR.ravel(), E, dtype="int32")
+    earlier_TE = jnp.cumsum(chosen_TE, axis=0) - chosen_TE  # in the rows above
     return jnp.sum(earlier_TE * chosen_TE, axis=-1).reshape(experts_BR.shape)
 
 
@@ -86,13 +88,13 @@ def mixture(params, x_block_BD, Q, axes):
     E, D = probs_BE.shape[-1], x_block_BD.shape[-1]
     slots_BR = slots_of(experts_BR, E)
 
-    # A queue for each of all E experts, filled with the tokens of this device
+    # A queue for each of all E experts; a token is copied for each of its routes
     queues_EQD = jnp.zeros((E, Q, D), x_block_BD.dtype)
     queues_EQD = queues_EQD.at[experts_BR, slots_BR].set(x_block_BD[:, None], mode="drop")
     # From (all experts, own tokens) to (own experts, tokens of all devices)
     x_block_EQD = jax.lax.all_to_all(queues_EQD, "expert", split_axis=0, concat_axis=1, tiled=True)
     y_block_EQD = feed_forward(x_block_EQD, params["up_EDF"], params["down_EFD"])
-    # And back
+    # And back, where each route reads its slot, or zeros if it was dropped
     y_EQD = jax.lax.all_to_all(y_block_EQD, "expert", split_axis=1, concat_axis=0, tiled=True)
     y_BRD = y_EQD.at[experts_BR, slots_BR].get(mode="fill", fill_value=0)
 

@@ -8,6 +8,7 @@ import pytest
 from many_devices import (
     checkpoints,
     checks,
+    experts,
     fsdp,
     helpers,
     logical,
@@ -67,6 +68,12 @@ SHOWN = [
     ("11-processes", plain_fsdp.mean_loss),
     ("11-processes", plain_fsdp.step),
     ("11-processes", plain_fsdp.compiled_step),
+    ("13-experts", experts.route),
+    ("13-experts", experts.balance_of),
+    ("13-experts", experts.feed_forward),
+    ("13-experts", experts.dense_mixture),
+    ("13-experts", experts.loss_of),
+    ("13-experts", experts.program_on),
 ]
 
 
