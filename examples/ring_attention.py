@@ -77,7 +77,7 @@ def merge(one, two):
 
 
 def needed(position_S, position_T):
-    """Whether any query sees any key, if positions rise within a half block."""
+    """Whether any of these queries sees any of these keys."""
     return position_S[-1] >= position_T[0]
 
 
