@@ -1,7 +1,7 @@
 """Attention with the sequence split over devices: by gather, by a ring in zigzag order, by Ulysses.
 
-    python examples/ring_attention.py                         on the devices JAX finds
-    JAX_NUM_CPU_DEVICES=8 python examples/ring_attention.py   on eight simulated ones
+    python examples/ring_attention.py                         on the first n devices JAX finds
+    JAX_NUM_CPU_DEVICES=4 python examples/ring_attention.py   on four simulated ones
 
 The page https://many-devices.github.io/one-program/book/14-sequences.html explains it step by step.
 In a program of your own, set S and n, and pass the same `held` to rotary positions and to attention.
@@ -11,32 +11,37 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 P = jax.P
 S = 64  # tokens in a sequence
 n = 4  # devices that share a sequence
 
 
-def part(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):
-    """The unfinished softmax of some queries over some keys."""
+def unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):
+    """Maximum, sum and weighted values of a softmax that is not divided yet."""
     B, S, H, C = q_BSHC.shape
     K = k_BTKC.shape[2]
     q_BSKGC = q_BSHC.reshape(B, S, K, H // K, C)
     scores_BKGST = jnp.einsum("BSKGC,BTKC->BKGST", q_BSKGC, k_BTKC) / C**0.5
-    seen_ST = position_S[:, None] >= position_T[None, :]
+    seen_ST = position_S[:, None] >= position_T[None, :]  # the causal mask
     scores_BKGST = jnp.where(seen_ST, scores_BKGST, -1e30)
+    # It keeps exp in range and cancels in the end, so it needs no gradient
     top_BKGS = jax.lax.stop_gradient(scores_BKGST.max(-1))
     weights_BKGST = jnp.exp(scores_BKGST - top_BKGS[..., None])
     out_BKGSC = jnp.einsum("BKGST,BTKC->BKGSC", weights_BKGST, v_BTKC)
     return top_BKGS, weights_BKGST.sum(-1), out_BKGSC
 
 
-def finish(top_BKGS, total_BKGS, out_BKGSC):
+def finish(unfinished):
     """Divide by the sum of exponentials, and put the heads back together."""
+    _, total_BKGS, out_BKGSC = unfinished
     B, K, G, S, C = out_BKGSC.shape
     out_BKGSC = out_BKGSC / total_BKGS[..., None]
     return jnp.moveaxis(out_BKGSC, 3, 1).reshape(B, S, K * G, C)
+
+
+def attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):
+    return finish(unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T))
 
 
 def contiguous(device):
@@ -51,12 +56,16 @@ def zigzag(device):
     return jnp.concatenate([early, late])
 
 
+def order_of(held):
+    """The positions of all tokens, one device after another."""
+    return jnp.concatenate([held(device) for device in range(n)])
+
+
 def gather(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
     k_gathered_BTKC = jax.lax.all_gather(k_block_BTKC, "seq", axis=1, tiled=True)
     v_gathered_BTKC = jax.lax.all_gather(v_block_BTKC, "seq", axis=1, tiled=True)
-    mine_S = held(jax.lax.axis_index("seq"))
-    all_T = jnp.concatenate([held(device) for device in range(n)])
-    return finish(*part(q_block_BSHC, k_gathered_BTKC, v_gathered_BTKC, mine_S, all_T))
+    mine_S, all_T = held(jax.lax.axis_index("seq")), order_of(held)
+    return attention(q_block_BSHC, k_gathered_BTKC, v_gathered_BTKC, mine_S, all_T)
 
 
 def merge(one, two):
@@ -67,61 +76,62 @@ def merge(one, two):
     return top, a * total_1 + b * total_2, a[..., None] * out_1 + b[..., None] * out_2
 
 
-def attend_halves(states, q_block_BSHC, k_block_BTKC, v_block_BTKC, mine_S, theirs_T):
-    """Add one block of keys to the state of each half of the queries."""
-    q_halves = jnp.split(q_block_BSHC, 2, axis=1)
-    k_halves, v_halves = (jnp.split(x, 2, axis=1) for x in (k_block_BTKC, v_block_BTKC))
+def needed(position_S, position_T):
+    """Whether any of these queries sees any of these keys."""
+    return position_S[-1] >= position_T[0]
+
+
+def add(softmax, *pair):
+    return merge(softmax, unfinished_attention(*pair))
+
+
+def skip(softmax, *pair):
+    return softmax
+
+
+def attend_halves(softmaxes, q_block_BSHC, kv_block, mine_S, theirs_T):
+    """Add one block of keys to the unfinished softmax of each half of the queries."""
+    arrays = q_block_BSHC, *kv_block
+    q_halves, k_halves, v_halves = (jnp.split(x, 2, axis=1) for x in arrays)
     updated = []
-    for state, q, q_at in zip(states, q_halves, jnp.split(mine_S, 2)):
+    for softmax, q, q_at in zip(softmaxes, q_halves, jnp.split(mine_S, 2)):
         for k, v, k_at in zip(k_halves, v_halves, jnp.split(theirs_T, 2)):
-
-            def add(state, q=q, k=k, v=v, q_at=q_at, k_at=k_at):
-                softmax, pairs = state
-                return merge(softmax, part(q, k, v, q_at, k_at)), pairs + 1
-
-            seen = q_at[-1] >= k_at[0]
-            state = jax.lax.cond(seen, add, lambda state: state, state)
-        updated.append(state)
+            pair = q, k, v, q_at, k_at
+            softmax = jax.lax.cond(needed(q_at, k_at), add, skip, softmax, *pair)
+        updated.append(softmax)
     return updated
 
 
-def counted_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
-    """Ring attention, and how many pairs of half blocks this device computed."""
+def ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
     me = jax.lax.axis_index("seq")
-    B, S, H, C = q_block_BSHC.shape
-    K = k_block_BTKC.shape[2]
-    zeros = 0 * q_block_BSHC.reshape(B, K, H // K, S, C)[:, :, :, : S // 2]
-    empty = (zeros[..., 0] - 1e30, zeros[..., 0], zeros), 0 * me
     onward = [(device, (device + 1) % n) for device in range(n)]
 
     def step(carry, number):
-        states, k_BTKC, v_BTKC = carry
-        k_BTKC, v_BTKC = jax.lax.ppermute((k_BTKC, v_BTKC), "seq", onward)
-        theirs_T = held((me - number) % n)  # whose keys have arrived
-        states = attend_halves(states, q_block_BSHC, k_BTKC, v_BTKC, held(me), theirs_T)
-        return (states, k_BTKC, v_BTKC), None
+        softmaxes, block = carry
+        arriving = jax.lax.ppermute(block, "seq", onward)
+        theirs_T = held((me - number) % n)  # the block comes from `number` devices back
+        softmaxes = attend_halves(softmaxes, q_block_BSHC, block, held(me), theirs_T)
+        return (softmaxes, arriving), None
 
-    own = attend_halves(
-        [empty, empty], q_block_BSHC, k_block_BTKC, v_block_BTKC, held(me), held(me)
-    )
-    carry = own, k_block_BTKC, v_block_BTKC
-    (states, _, _), _ = jax.lax.scan(step, carry, jnp.arange(1, n))
-    halves = [finish(*softmax) for softmax, _ in states]
-    return jnp.concatenate(halves, axis=1), sum(pairs for _, pairs in states)
-
-
-def ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
-    return counted_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held)[0]
+    B, L, H, C = q_block_BSHC.shape
+    K = k_block_BTKC.shape[2]
+    # Not jnp.zeros: both branches of a cond need one type, varying over devices as q
+    zeros = jnp.zeros_like(q_block_BSHC, shape=(B, K, H // K, L // 2, C))
+    empty = zeros[..., 0] - 1e30, zeros[..., 0], zeros
+    carry = [empty, empty], (k_block_BTKC, v_block_BTKC)
+    (softmaxes, block), _ = jax.lax.scan(step, carry, jnp.arange(n - 1))
+    theirs_T = held((me + 1) % n)  # the last block is not sent on
+    softmaxes = attend_halves(softmaxes, q_block_BSHC, block, held(me), theirs_T)
+    return jnp.concatenate([finish(softmax) for softmax in softmaxes], axis=1)
 
 
 def ulysses(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
-    to_heads = partial(jax.lax.all_to_all, axis_name="seq", split_axis=2, concat_axis=1, tiled=True)
-    to_tokens = partial(
-        jax.lax.all_to_all, axis_name="seq", split_axis=1, concat_axis=2, tiled=True
-    )
+    exchange = partial(jax.lax.all_to_all, axis_name="seq", tiled=True)
+    to_heads = partial(exchange, split_axis=2, concat_axis=1)
+    to_tokens = partial(exchange, split_axis=1, concat_axis=2)
     q_BSHC, k_BTKC, v_BTKC = map(to_heads, (q_block_BSHC, k_block_BTKC, v_block_BTKC))
-    all_S = jnp.concatenate([held(device) for device in range(n)])
-    return to_tokens(finish(*part(q_BSHC, k_BTKC, v_BTKC, all_S, all_S)))
+    all_S = order_of(held)
+    return to_tokens(attention(q_BSHC, k_BTKC, v_BTKC, all_S, all_S))
 
 
 def main():
@@ -133,7 +143,7 @@ def main():
     positions = jnp.arange(S)
 
     def full(q, k, v):
-        return finish(*part(q, k, v, positions, positions))
+        return attention(q, k, v, positions, positions)
 
     def error_of(function, reference, order):
         """The largest difference, with the arguments and the reference in this order."""
@@ -149,7 +159,7 @@ def main():
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
 
     for attend, held in [(gather, contiguous), (ring, zigzag), (ulysses, contiguous)]:
-        order = np.concatenate([held(device) for device in range(n)])
+        order = order_of(held)
         block = P(None, "seq")
         mapped = jax.shard_map(
             partial(attend, held=held), mesh=mesh, in_specs=block, out_specs=block

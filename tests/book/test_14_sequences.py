@@ -1,5 +1,6 @@
 """Chapter 14, "Long sequences", and its program in examples/ring_attention.py."""
 
+import contextlib
 import math
 import re
 from functools import partial
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Var
 
 from defined import functions, program_at, shown
 from pages import BOOK, check_exercise, exercises_of
@@ -43,6 +45,65 @@ def test_attention_equals_jax_nn(page):
     np.testing.assert_allclose(page.full(q, k, v), wanted, atol=1e-5)
 
 
+def test_rotary_scores_depend_on_distance_alone(page):
+    """Moved by 7, all positions give the same attention; moved for the keys alone, another one."""
+    keys = jax.random.split(jax.random.key(3), 3)
+    q, k, v = (jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4)))
+    at = page.positions
+
+    def attended(q_at, k_at):
+        return page.full(page.rotate(q, q_at), page.rotate(k, k_at), v)
+
+    np.testing.assert_allclose(attended(at, at), attended(at + 7, at + 7), atol=1e-4)
+    assert jnp.abs(attended(at, at) - attended(at, at + 7)).max() > 0.1
+
+
+def errors_of(page, attend, held):
+    """The largest error of each device's attention against jax.nn, with queries a hundred times as large."""
+    keys = jax.random.split(jax.random.key(4), 3)
+    q, k, v = (jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4)))
+    q = 100 * q
+    wanted = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    block, order = P("data", "seq"), page.order_of(held)
+    mapped = jax.shard_map(
+        partial(attend, held=held), mesh=page.mesh, in_specs=block, out_specs=block
+    )
+    found = jax.jit(mapped)(q[:, order], k[:, order], v[:, order])
+    errors = np.abs(np.asarray(found) - wanted[:, order])  # numpy's maximum of a NaN is NaN
+    return np.array([part.max() for part in np.split(errors, 4, axis=1)])
+
+
+def test_large_scores_do_not_overflow(page):
+    """With scores of some hundreds, all three equal jax.nn: the maximum is subtracted first."""
+    for name in VARIANTS:
+        assert errors_of(page, getattr(page, name), variant(page, name)[1]).max() < 1e-4, name
+
+
+def test_the_ring_needs_positions_that_rise_within_a_half_block(page):
+    """Striped order, which rises, is right in all three; a block in reverse is wrong in the ring."""
+    striped = lambda device: device + 4 * jnp.arange(16)  # noqa: E731
+    reverse = lambda device: page.contiguous(device)[::-1]  # noqa: E731
+    for name in VARIANTS:
+        assert errors_of(page, getattr(page, name), striped).max() < 1e-4, name
+        right = errors_of(page, getattr(page, name), reverse) < 1e-4  # NaN: a query without keys
+        assert right.all() if name != "ring" else not right.any(), name
+
+
+def test_is_causal_counts_from_zero_on_every_device(page):
+    """After a gather, jax.nn needs `mask=`: with `is_causal=True` only the first device is right."""
+
+    def library(q, k, v, held, **options):
+        k, v = (jax.lax.all_gather(x, "seq", axis=1, tiled=True) for x in (k, v))
+        if not options:
+            mine_S = held(jax.lax.axis_index("seq"))
+            options = {"mask": mine_S[:, None] >= page.order_of(held)}
+        return jax.nn.dot_product_attention(q, k, v, **options)
+
+    assert errors_of(page, library, page.contiguous).max() < 1e-4
+    first, *others = errors_of(page, partial(library, is_causal=True), page.contiguous)
+    assert first < 1e-4 and min(others) > 0.1
+
+
 def test_bytes_follow_the_formulas_forward_and_backward(page):
     """Gather and ring send 2K(n - 1) per token and C, Ulysses (2H + 2K)(n - 1) / n; twice in all."""
     n, tokens, H, K, C = 4, 32, 8, 4, 8
@@ -71,29 +132,155 @@ def test_each_variant_runs_its_own_collectives(page):
         assert counted == kinds
 
 
+def test_ulysses_sends_less_from_eight_devices_on():
+    """n > 1 + H / K; with 32 and 8 heads, 8 is the first such number that divides both."""
+    for n in range(2, 33):
+        for H, K in [(32, 8), (8, 4), (16, 16), (64, 8)]:
+            less = (2 * H + 2 * K) * (n - 1) / n < 2 * K * (n - 1)
+            assert less == (n > 1 + H / K)
+    assert min(n for n in range(1, 33) if n > 1 + 32 / 8 and 32 % n == 0 and 8 % n == 0) == 8
+
+
+def kept(page, attend, held):
+    """For each device: the tokens whose keys and values autodiff keeps, and how many bytes it keeps."""
+    block = P("data", "seq")
+    order = page.order_of(held)
+    keys = jax.random.split(jax.random.key(5), 3)
+    whole = [jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4))]
+    sharding = jax.sharding.NamedSharding(page.mesh, block)
+    inputs = [jax.device_put(x[:, order], sharding) for x in whole]
+    mapped = jax.shard_map(
+        partial(attend, held=held), mesh=page.mesh, in_specs=block, out_specs=block
+    )
+    _, pull = jax.vjp(mapped, *inputs)
+    leaves = [leaf for leaf in jax.tree.leaves(pull) if isinstance(leaf, jax.Array)]
+    shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
+    tokens, sizes = [], []
+    for device in page.mesh.devices[0]:
+        mine = [np.ravel(shard.data) for shard in shards if shard.device == device]
+        found = [np.isin(x[0], np.concatenate(mine)).all((1, 2)) for x in whole[1:]]
+        tokens.append([set(np.flatnonzero(x).tolist()) for x in found])
+        sizes.append(sum(x.nbytes for x in mine))
+    return tokens, sizes
+
+
+def checkpointed(page):
+    def attend(q, k, v, held):
+        return jax.checkpoint(partial(page.ring, held=held))(q, k, v)
+
+    return attend
+
+
 def test_training_keeps_every_block_of_the_ring(page):
-    """The scan hands all n - 1 blocks of keys and values to the backward pass."""
+    """For the backward pass a device keeps all keys and values; with jax.checkpoint, its own alone."""
+    everything = set(range(64))
+    assert kept(page, page.ring, page.zigzag)[0] == 4 * [[everything, everything]]
+    own = [set(page.zigzag(device).tolist()) for device in range(4)]
+    freed, sizes = kept(page, checkpointed(page), page.zigzag)
+    assert freed == [[tokens, tokens] for tokens in own]
+    inputs = 1 * 16 * (8 + 4 + 4) * 8 * 4  # sequences, tokens and heads on a device, C, float32
+    assert sizes == 4 * [inputs]
+
+
+def test_in_training_the_ring_stores_more_than_the_gather(page):
+    """Autodiff keeps the scores of all pairs, computed or not, and every block: more bytes."""
+    ring = kept(page, page.ring, page.zigzag)[1]
+    gather = kept(page, page.gather, page.contiguous)[1]
+    assert min(ring) > max(gather)
+
+
+def test_with_checkpoint_blocks_are_sent_again(page):
+    """The backward pass of a layer in jax.checkpoint sends the blocks of the forward pass again."""
+    again = page.compiled(checkpointed(page), page.zigzag)
+    assert sum(page.sent(page.ring_step)) == 2 * page.around
+    assert sum(page.sent(again)) == 3 * page.around
+
+
+def loops_with_permutes(jaxpr):
+    """The bodies of the scans that pass blocks on, at any depth."""
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if not hasattr(inner, "eqns"):
+                continue
+            if equation.primitive.name == "scan" and "ppermute" in str(inner):
+                yield inner
+            yield from loops_with_permutes(inner)
+
+
+def test_a_block_is_sent_while_it_is_used(page):
+    """In a step of the ring, forward and backward, no branch waits for what arrives in that step."""
 
     def loss(q, k, v):
         return jax.lax.psum(page.ring(q, k, v, page.zigzag).sum(), ("data", "seq"))
 
     block = P("data", "seq")
     mapped = jax.shard_map(
-        jax.value_and_grad(loss, argnums=(0, 1, 2)),
+        jax.grad(loss, argnums=(0, 1, 2)),
         mesh=page.mesh,
         in_specs=block,
-        out_specs=(P(), (block, block, block)),
+        out_specs=(block, block, block),
     )
     q, k = jnp.ones((4, 64, 8, 8)), jnp.ones((4, 64, 4, 8))
-    text = str(jax.make_jaxpr(mapped)(q, k, k))
-    stacked = re.findall(r"f32\[3,2,(?:16|8),4,8\]", text)  # steps, B, S / n or half of it, K, C
-    assert stacked
+    loops = list(loops_with_permutes(jax.make_jaxpr(mapped)(q, k, k).jaxpr))
+    assert len(loops) == 2  # forward, backward
+    for body in loops:
+        after = {"ppermute": set(), "cond": set()}  # what depends on one
+        reads = {"ppermute": [], "cond": []}
+        for equation in body.eqns:
+            used = {operand for operand in equation.invars if isinstance(operand, Var)}
+            name = equation.primitive.name
+            if name in reads:
+                reads[name].append(used)
+            for kind, tainted in after.items():
+                if name == kind or used & tainted:
+                    tainted |= set(equation.outvars)
+        assert reads["ppermute"] and len(reads["cond"]) == 4
+        assert not any(used & after["ppermute"] for used in reads["cond"])
+        assert not any(used & after["cond"] for used in reads["ppermute"])
 
 
 def test_zigzag_gives_every_device_as_many_pairs(page):
     """In contiguous order the devices compute 4i + 3 pairs of half blocks, in zigzag 2n + 1."""
-    assert page.pairs_of(page.contiguous).tolist() == [3, 7, 11, 15]
-    assert page.pairs_of(page.zigzag).tolist() == [9, 9, 9, 9]
+    assert page.pairs_of(page.contiguous) == [3, 7, 11, 15]
+    assert page.pairs_of(page.zigzag) == [9, 9, 9, 9]
+
+
+@contextlib.contextmanager
+def attention_replaced(page, replacement):
+    """`unfinished_attention` is another function; what JAX has traced before, or now, is forgotten."""
+    jax.clear_caches()
+    with mock.patch.dict(page.ring.__globals__, unfinished_attention=replacement):
+        yield
+    jax.clear_caches()
+
+
+def pairs_computed(page, held):
+    """How many branches with attention each device of the ring runs: counted while it runs."""
+    counts, unfinished = np.zeros((2, 4), int), page.unfinished_attention
+
+    def count(row, column):
+        counts[row, column] += 1
+
+    def counted(*pair):
+        jax.debug.callback(count, jax.lax.axis_index("data"), jax.lax.axis_index("seq"))
+        return unfinished(*pair)
+
+    block = P("data", "seq")
+    q, k = jnp.ones((2, 64, 8, 8)), jnp.ones((2, 64, 4, 8))
+    with attention_replaced(page, counted):
+        mapped = jax.shard_map(
+            partial(page.ring, held=held), mesh=page.mesh, in_specs=block, out_specs=block
+        )
+        jax.block_until_ready(jax.jit(mapped)(q, k, k))
+        jax.effects_barrier()
+    return counts.tolist()
+
+
+def test_the_ring_computes_the_needed_pairs_alone(page):
+    """At run time each device takes its own branches: as many as pairs_of says, in either order."""
+    assert pairs_computed(page, page.contiguous) == 2 * [[3, 7, 11, 15]]
+    assert pairs_computed(page, page.zigzag) == 2 * [[9, 9, 9, 9]]
 
 
 def test_zigzag_holds_one_early_and_one_late_half(page):
@@ -103,16 +290,16 @@ def test_zigzag_holds_one_early_and_one_late_half(page):
 
 
 def largest_scores(page, attend, held):
-    """The largest number of scores for one sequence that one call of `part` makes on a device."""
+    """The largest number of scores for one sequence that are made at once on a device."""
     sizes = []
 
     def spy(q, k, v, position_S, position_T):
         sizes.append(q.shape[2] * q.shape[1] * k.shape[1])
-        return page_part(q, k, v, position_S, position_T)
+        return unfinished(q, k, v, position_S, position_T)
 
-    page_part, block = page.part, P("data", "seq")
+    unfinished, block = page.unfinished_attention, P("data", "seq")
     shapes = [jax.ShapeDtypeStruct((2, 64, heads, 8), "float32") for heads in (8, 4, 4)]
-    with mock.patch.dict(attend.__globals__, part=spy):
+    with attention_replaced(page, spy):
         mapped = jax.shard_map(
             partial(attend, held=held), mesh=page.mesh, in_specs=block, out_specs=block
         )
