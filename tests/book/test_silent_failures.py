@@ -558,6 +558,20 @@ def test_the_largest_of_the_sums_is_right(page):
     assert wanted.max() == 32
 
 
+# A maximum over devices drops NaN
+
+
+@compiled_for_cpu
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min])
+def test_a_maximum_or_minimum_over_devices_drops_nan_and_a_sum_keeps_it(page, reduce):
+    """Along the rows, which stay on a device, NaN is kept; on one device it always is."""
+    sharded = put(page.broken, page.mesh, "data")
+    assert np.isfinite(reduce(sharded)) and np.isnan(sharded.sum())
+    assert np.isnan(reduce(sharded, axis=1)[3]) and np.isnan(reduce(jnp.asarray(page.broken)))
+    wrong = put(np.full((64, 16), np.nan, "float32"), page.mesh, "data")
+    assert (abs(wrong - sharded).max() < 1e-4) and not (abs(wrong - sharded) < 1e-4).all()
+
+
 # Averages of a padded batch
 
 

@@ -191,6 +191,12 @@ class Measured:
         """Bytes on each device: arguments, outputs, temporaries or aliased."""
         return self._found(name)["memory"][part]
 
+    def takes(self, name: str) -> int:
+        """Bytes that a program takes on each device: for TPU its peak, else the sum of its parts."""
+        found = self._found(name)["memory"]
+        whole = found["arguments"] + found["outputs"] + found["temporaries"] - found["aliased"]
+        return found.get("peak") or whole
+
     def refused(self, name: str) -> str:
         """What the compiler said in place of a program, or nothing."""
         return self._found(name).get("refused", "")
