@@ -1,4 +1,4 @@
-"""Compile a training step for a machine that is not here: does it fit, what is sent, what hides?
+"""Compile a training step for a machine that is not here: does it fit, what is sent, what overlaps?
 
     python examples/compile_ahead.py v5e:4x4 --data 16
     python examples/compile_ahead.py v5e:4x4 --data 16 --offload layer_input
@@ -7,7 +7,7 @@
 
 The machine is a slice of TPUs by its grid of chips, or a number of H100s, eight in each node. Nothing
 is allocated and nothing runs. The compilers are libtpu, or jax-cuda13-plugin and jax-cuda13-pjrt;
-`--without-compiler` says what can be said without one: state, traffic by closed form, matmuls and
+`--without-compiler` says what can be said without one: state, traffic by a formula, matmuls and
 moves to the host in the lowered program. The exit status is 0 if the step fits, 1 if it does not.
 
 To ask for your own step, replace what is between the two lines. Names end in their dimensions: B
@@ -78,41 +78,46 @@ def weights_of(config: Config) -> dict[str, tuple[tuple[int, ...], P]]:
 
 
 def normed(x_BSD, scale_D):
+    """RMSNorm, computed in float32."""
     mean_BS1 = jnp.mean(x_BSD.astype("float32") ** 2, axis=-1, keepdims=True)
     return (x_BSD * jax.lax.rsqrt(mean_BS1 + 1e-5) * scale_D).astype(x_BSD.dtype)
 
 
-def gathered(piece, dtype, axis=0):
-    """The whole weight; of its gradient, pieces are added up over `replica`."""
-    piece = jax.lax.pcast(piece.astype(dtype), "replica", to="varying")
-    return jax.lax.all_gather(piece, "data", axis=axis, tiled=True)
+def gather_as(dtype, shard, axis=0):
+    """Return the whole weight in `dtype`; its gradient comes back as a shard."""
+    shard = jax.lax.pcast(shard.astype(dtype), "replica", to="varying")
+    return jax.lax.all_gather(shard, "data", axis=axis, tiled=True)
 
 
 def layer(x_BSD, w):
-    """What one device computes: its sequences, its heads and hidden features."""
+    """Compute one layer for the sequences, heads and hidden features of one device."""
     x_BSD = checkpoint_name(x_BSD, "layer_input")
-    whole = partial(gathered, dtype=x_BSD.dtype)
+    gather = partial(gather_as, x_BSD.dtype)
 
+    # attention, with the heads of this device
     h_BSD = normed(x_BSD, w["norm1_LD"])
-    q_BSHC = jnp.einsum("BSD,DHC->BSHC", h_BSD, whole(w["q_LDHC"]))
-    k_BTKC = jnp.einsum("BTD,DKC->BTKC", h_BSD, whole(w["k_LDKC"]))
-    v_BTKC = jnp.einsum("BTD,DKC->BTKC", h_BSD, whole(w["v_LDKC"]))
+    q_BSHC = jnp.einsum("BSD,DHC->BSHC", h_BSD, gather(w["q_LDHC"]))
+    k_BTKC = jnp.einsum("BTD,DKC->BTKC", h_BSD, gather(w["k_LDKC"]))
+    v_BTKC = jnp.einsum("BTD,DKC->BTKC", h_BSD, gather(w["v_LDKC"]))
     a_BSHC = jax.nn.dot_product_attention(q_BSHC, k_BTKC, v_BTKC, is_causal=True)
-    partial_BSD = jnp.einsum("BSHC,HCD->BSD", a_BSHC, whole(w["o_LHCD"], axis=2))
+    partial_BSD = jnp.einsum("BSHC,HCD->BSD", a_BSHC, gather(w["o_LHCD"], axis=2))
     x_BSD += jax.lax.psum(partial_BSD, "model")
 
+    # MLP, with the hidden features of this device
     h_BSD = normed(x_BSD, w["norm2_LD"])
-    h_BSF = jax.nn.silu(h_BSD @ whole(w["gate_LDF"])) * (h_BSD @ whole(w["up_LDF"]))
-    partial_BSD = h_BSF @ whole(w["down_LFD"], axis=1)
+    gate_BSF = jax.nn.silu(h_BSD @ gather(w["gate_LDF"]))
+    h_BSF = gate_BSF * (h_BSD @ gather(w["up_LDF"]))
+    partial_BSD = h_BSF @ gather(w["down_LFD"], axis=1)
     return x_BSD + jax.lax.psum(partial_BSD, "model"), None
 
 
 def loss_of(weights, tokens_BS, config, policy):
+    """Mean cross entropy of the next token, with the vocabulary sharded along `model`."""
     stack = {name: w for name, w in weights.items() if "_L" in name}
-    x_BSD = gathered(weights["embed_VD"], config.dtype, axis=1)[tokens_BS]
+    x_BSD = gather_as(config.dtype, weights["embed_VD"], axis=1)[tokens_BS]
     x_BSD, _ = jax.lax.scan(jax.checkpoint(layer, policy=policy), x_BSD, stack)
     x_BSD = normed(x_BSD, weights["norm_D"])
-    logits_BSV = x_BSD @ gathered(weights["head_DV"], config.dtype)
+    logits_BSV = x_BSD @ gather_as(config.dtype, weights["head_DV"])
     logits_BSV = logits_BSV.astype("float32")  # of this device's part of V
 
     largest_BS = jax.lax.pmax(jax.lax.stop_gradient(logits_BSV).max(-1), "model")
@@ -137,21 +142,21 @@ def step_on(mesh, config, B, S, policy=None):
         weights = jax.tree.map(lambda w, u: w - 3e-4 * u, weights, updates)
         return weights, moments, loss
 
-    def shape(dims, spec, dtype="float32"):
+    def abstract_array(dims, spec, dtype="float32"):
         return jax.ShapeDtypeStruct(dims, dtype, sharding=jax.NamedSharding(mesh, spec))
 
     named = weights_of(config)
     specs = {name: spec for name, (_, spec) in named.items()}
     state, batch = (specs, optax.ScaleByAdamState(P(), specs, specs)), P(("replica", "data"))
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(*state, batch), out_specs=(*state, P()))
-    weights = {name: shape(*one) for name, one in named.items()}
-    moments = optax.ScaleByAdamState(shape((), P(), "int32"), weights, weights)
-    tokens_BS = shape((B, S), batch, "int32")
+    weights = {name: abstract_array(*one) for name, one in named.items()}
+    moments = optax.ScaleByAdamState(abstract_array((), P(), "int32"), weights, weights)
+    tokens_BS = abstract_array((B, S), batch, "int32")
     return jax.jit(mapped, donate_argnums=(0, 1)), weights, moments, tokens_BS
 
 
 def traffic(config: Config, sizes: dict[str, int], sequences: int, S: int) -> dict[str, int]:
-    """Payload in bytes of one device and step, by closed form, for a step with remat."""
+    """Payload in bytes of one device and step, the whole arrays, for a step with remat."""
     gathers = scatters = 0
     for name, (dims, spec) in weights_of(config).items():
         if "data" in spec:
@@ -205,7 +210,7 @@ def policy_of(name: str | None) -> Any:
     )
 
 
-def described(sizes: dict[str, int]) -> jax.sharding.AbstractMesh:
+def abstract_mesh(sizes: dict[str, int]) -> jax.sharding.AbstractMesh:
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
 
@@ -214,7 +219,7 @@ def without_compiler(config: Config, sizes: dict[str, int], args: argparse.Names
     """Print what shapes and the lowered program say."""
     sequences = args.sequences * sizes["model"]  # of one device: the group along model shares them
     B = sequences * sizes["replica"] * sizes["data"]
-    step, *shapes = step_on(described(sizes), config, B, args.S, policy_of(args.offload))
+    step, *shapes = step_on(abstract_mesh(sizes), config, B, args.S, policy_of(args.offload))
     text = step.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
     moves = text.count('"pinned_host"')
     if args.offload and not moves:
@@ -229,6 +234,8 @@ def compiled_for(config: Config, sizes: dict[str, int], args: argparse.Namespace
     """Compile and print; does it fit?"""
     chip = args.machine.partition(":")[0]
     devices = devices_of(args.machine, args.target)
+    if len(devices) != math.prod(sizes.values()):
+        raise SystemExit(f"{args.machine} has {len(devices)} devices, and the mesh {sizes}")
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
     B = args.sequences * len(devices)
@@ -238,9 +245,8 @@ def compiled_for(config: Config, sizes: dict[str, int], args: argparse.Namespace
         program = step.lower(*shapes).compile()
     except jax.errors.JaxRuntimeError as error:
         state = ms.memory(shapes).bytes_per_device
-        print(
-            f"{str(error).splitlines()[0]}\nIt does not count {state:,} bytes of state and batch."
-        )
+        print(str(error).splitlines()[0])
+        print(f"Of that, {state:,} bytes are state and batch.")
         return False
     print(f"compiled in {time.process_time() - began:.0f} processor seconds\n")
     memory = ms.memory(program)

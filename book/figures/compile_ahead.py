@@ -8,10 +8,10 @@ from kit import DATA, INK, MODEL, figure, frame, kept, line, rect, say, strong, 
 
 AVAILABLE = 15.75 * 2**30 / 1e9  # GB that a program can use of a v5e
 STATE = 6.03  # GB of weights, moments and tokens on each of 16 chips
-STEPS = [  # GB of temporaries, and on the host
+STEPS = [  # GB at the peak, state included, and GB on the host
     (say("2 sequences for each chip"), 18.32 * 2**30 / 1e9, 0),
-    (say("1 sequence"), 11.64, 0),
-    (say("1 sequence, layer inputs on the host"), 9.27, 1.07),
+    (say("1 sequence"), 14.75, 0),
+    (say("2 sequences, layer inputs on the host"), 16.52, 2.15),
 ]
 PX, LEFT, BAR, STEP = 10.5, 0, 24, 62  # px per GB, margin, height of a bar, distance
 
@@ -22,29 +22,29 @@ def memory():
     parts, top = [], 58
     limit = LEFT + AVAILABLE * PX
     parts += [rect(0, 3, 11, 11, INK, 0.5), text(16, 13, say("weights and moments"), 12)]
-    parts += [rect(154, 3, 11, 11, DATA, 0.75), text(170, 13, say("temporaries"), 12)]
-    parts += [frame(259, 3.5, 10, 10, DATA, 1.2), text(274, 13, say("on the host"), 12)]
-    for n, (name, temporaries, host) in enumerate(STEPS):
+    parts += [rect(156, 3, 11, 11, DATA, 0.75), text(172, 13, say("everything else"), 12)]
+    parts += [frame(276, 3.5, 10, 10, DATA, 1.2), text(291, 13, say("on the host"), 12)]
+    for n, (name, peak, host) in enumerate(STEPS):
         y = top + STEP * n
         parts.append(text(LEFT, y - 7, name, 13))
         parts.append(rect(LEFT, y, STATE * PX - 1, BAR, INK, 0.5))
-        parts.append(rect(LEFT + STATE * PX, y, temporaries * PX, BAR, DATA, 0.75))
-        end = LEFT + (STATE + temporaries) * PX
+        parts.append(rect(LEFT + STATE * PX, y, (peak - STATE) * PX, BAR, DATA, 0.75))
+        end = LEFT + peak * PX
         parts.append(line([(limit, y - 2), (limit, y + BAR + 2)], more=' stroke-dasharray="4 3"'))
         end = max(end, limit)  # so that the line is beside the words
-        size = kept(f"{STATE + temporaries:.1f} GB")
+        size = kept(f"{peak:.1f} GB")
         parts.append(text(end + 6, y + 17, strong(size), 13))
         if host:
-            parts.append(frame(end + 66, y + 0.5, host * PX, BAR - 1, DATA, 1.2))
-            parts.append(text(end + 82, y + 17, kept(f"{host:.1f} GB"), 12))
+            parts.append(frame(end + 68, y + 0.5, host * PX, BAR - 1, DATA, 1.2))
+            parts.append(text(end + 74 + host * PX, y + 17, kept(f"{host:.1f} GB"), 12))
     bottom = top + STEP * (len(STEPS) - 1) + BAR + 20
     words = say("available: {size} GB", size=f"{AVAILABLE:.1f}")
     parts.append(text(limit, bottom, words, 12, "middle"))
     says = (
         "Three bars of memory on one TPU v5e chip, and a line at 16.9 GB. Two sequences for each "
-        "chip: 6.0 GB of weights and moments and 19.7 GB of temporaries, far over the line. One "
-        "sequence: 6.0 and 11.6 GB, just over the line. One sequence with layer inputs on the "
-        "host: 6.0 and 9.3 GB, below the line, and 1.1 GB on the host."
+        "chip: 6.0 GB of weights and moments and 13.6 GB of everything else, far over the line. One "
+        "sequence: 6.0 and 8.7 GB, below the line. Two sequences with layer inputs on the host: "
+        "6.0 and 10.5 GB, just below the line, and 2.1 GB on the host."
     )
     return figure(360, bottom + 6, says, parts)
 

@@ -11,6 +11,7 @@ from many_devices import (
     experts,
     fsdp,
     helpers,
+    llama_step,
     logical,
     model,
     plain_fsdp,
@@ -74,6 +75,9 @@ SHOWN = [
     ("13-experts", experts.dense_mixture),
     ("13-experts", experts.loss_of),
     ("13-experts", experts.program_on),
+    ("16-compile-ahead", llama_step.weights_of),
+    ("16-compile-ahead", llama_step.gather_as),
+    ("16-compile-ahead", llama_step.layer),
 ]
 
 

@@ -1,10 +1,16 @@
 """examples/compile_ahead.py: what it says without a compiler is what chapter 16 stored."""
 
+import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
+import jax
+
+from many_devices import compiled, llama_step
 from many_devices.compiled import stored_program
 
 FILE = Path(__file__).parents[2] / "examples" / "compile_ahead.py"
@@ -50,3 +56,17 @@ def test_a_name_that_nothing_has_ends_it():
 def test_an_unknown_machine_is_named():
     done = run("v9:4x4", "--data=16")
     assert done.returncode == 2 and "name a machine such as v5e:4x4" in done.stderr
+
+
+def test_its_step_is_that_of_the_chapter():
+    """Lowered for TPU, with FSDP, tensor parallelism and HSDP, the two are one program."""
+    spec = importlib.util.spec_from_file_location("compile_ahead_example", FILE)
+    example = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(os.environ):
+        spec.loader.exec_module(example)
+    sizes = dict(replica=2, data=4, model=2)
+    mesh, config = example.abstract_mesh(sizes), example.Config(L=2)
+    both = [module.step_on(mesh, config, B=8, S=16) for module in (example, llama_step)]
+    assert jax.tree.leaves(both[0][1:]) == jax.tree.leaves(both[1][1:])
+    digests = {compiled.digest(compiled.lowered_for("tpu", *program)) for program in both}
+    assert len(digests) == 1
