@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "0f4785ae1f9566188fe68a71af076205a3a2c26d4e9c2245b8a389e33cd20f0c"
+SHA256 = "92938afec0601e11f3d14a96b5562bb60a4b9268f9266c1453b4d52ca4435af1"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

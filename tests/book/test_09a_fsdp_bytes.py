@@ -14,7 +14,7 @@ from flax import nnx
 import meshscope as ms
 from compared import assert_same
 from many_devices import fsdp as chapter_9
-from many_devices.compiled import digest, lowered_for, stored, stored_program
+from many_devices.compiled import digest, lowered_for, stored, stored_memory, stored_program
 from many_devices.model import Model, Strategy, large, loss_of, tiny, unchanged
 from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
 from printed import rows_of
@@ -33,7 +33,9 @@ def sent(name, compiler):
 
 
 def temporaries(name, compiler):
-    return stored_program(name)[compiler]["memory"]["temporaries"]
+    """What a program takes besides its arguments and outputs: for TPU, of its peak."""
+    memory = stored_memory(name, compiler)
+    return memory.bytes_per_device - memory.arguments - memory.outputs + memory.aliased
 
 
 def by_kind(program, page):
