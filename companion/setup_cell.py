@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "92938afec0601e11f3d14a96b5562bb60a4b9268f9266c1453b4d52ca4435af1"
+SHA256 = "3e729fe563cce3ac7667bd122c422affb51de5ebb7e5494bc7410d85ebfc9ecb"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -177,8 +177,8 @@ class ProgramMemory(Report):
         so there arguments, outputs and aliased outputs follow from the program's layouts, and
         temporaries all count as the device's.
       peak: the most at one moment, all of the above together, from the TPU compiler; 0 for
-        other devices. There, each part is allocated whole. On TPU, parts of a program
-        whose loops run one after the other share room that ``temporaries`` counts twice.
+        other devices, which allocate each part whole. On TPU, loops of a program that run one
+        after the other share room that ``temporaries`` counts several times.
     """
 
     arguments: int
@@ -193,7 +193,7 @@ class ProgramMemory(Report):
 
     @property
     def bytes_per_device(self) -> int:
-        """The device's own memory: arguments + outputs + temporaries - aliased, on TPU the peak.
+        """The device's own memory: arguments + outputs + temporaries - aliased; on TPU, ``peak``.
 
         >>> import meshscope
         >>> meshscope.ProgramMemory(64, 64, 8, aliased=64).bytes_per_device
