@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "3e729fe563cce3ac7667bd122c422affb51de5ebb7e5494bc7410d85ebfc9ecb"
+SHA256 = "6d53ba3101e06333a0650e9ae664284494c593974177cbd58fd01da13f7af188"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -193,7 +193,7 @@ class ProgramMemory(Report):
 
     @property
     def bytes_per_device(self) -> int:
-        """The device's own memory: arguments + outputs + temporaries - aliased; on TPU, ``peak``.
+        """arguments + outputs + temporaries - aliased, of the device's own memory; on TPU the peak.
 
         >>> import meshscope
         >>> meshscope.ProgramMemory(64, 64, 8, aliased=64).bytes_per_device
