@@ -40,7 +40,7 @@ def step_with(page, remat):
 
 
 def kept_by(page, policy, use=None):
-    return page.kept(partial(jax.checkpoint, policy=policy), use or page.gather_layer)
+    return page.bytes_kept(partial(jax.checkpoint, policy=policy), use or page.gather_layer)
 
 
 # One step, and what it sends
@@ -80,7 +80,7 @@ def test_the_compiler_for_h100_does_the_same_and_that_for_tpu_gathers_in_bfloat1
 
 def test_what_a_device_keeps_without_remat_with_the_policy_and_with_plain_checkpoint(page):
     """81,920, 24,576 and 17,408 bytes; the policy frees 7/8 of the matrices, 57,344 bytes."""
-    sizes = {name: page.kept(remat) for name, remat in page.remats.items()}
+    sizes = {name: page.bytes_kept(remat) for name, remat in page.remats.items()}
     rows, bias = 8 * 64 * 4, 64 * 4
     assert rows == 64 * 64 * 4 // 8 == 2_048 and bias == 256  # input, tanh or piece
     assert sizes["jax.checkpoint"] == 17_408 == 4 * (rows + rows + bias)
@@ -164,9 +164,9 @@ def test_in_a_loop_without_a_scan_the_policy_frees_as_well(page):
 def test_a_weight_computed_from_a_gathered_one_is_kept_whole(page):
     """Scaled after the gather, nothing is freed, and the factor is kept as well."""
     after = kept_by(page, page.free_gathers, page.scaled_after)
-    assert after - page.kept(page.remats["free_gathers"]) >= 57_344
+    assert after - page.bytes_kept(page.remats["free_gathers"]) >= 57_344
     older = jax.__version_info__ < (0, 12)
-    assert after - page.kept(page.no_remat) == 4 or older
+    assert after - page.bytes_kept(page.no_remat) == 4 or older
 
     def scaled_before(weights):
         return page.gather_layer(weights | {"w_DD": 2 * weights["w_DD"]})
@@ -178,11 +178,11 @@ def test_everything_except_these_names_keeps_everything(page):
     """save_anything_except_these_names returns True whatever it is called with, and frees nothing."""
     stub = POLICIES.save_anything_except_these_names("whole")
     assert stub(None, name="whole") is True and stub(None) is True
-    assert page.kept(page.by_name, page.named) == page.kept(page.no_remat)
-    assert kept_by(page, page.but_whole, page.named) == page.kept(page.no_remat)
+    assert page.bytes_kept(page.by_name, page.named) == page.bytes_kept(page.no_remat)
+    assert kept_by(page, page.but_whole, page.named) == page.bytes_kept(page.no_remat)
     other_name = POLICIES.save_only_these_names("whole")
     assert (
-        kept_by(page, other_name, page.named) - page.kept(jax.checkpoint) == 57_344
+        kept_by(page, other_name, page.named) - page.bytes_kept(jax.checkpoint) == 57_344
     )  # it is named
 
 
@@ -192,8 +192,8 @@ def test_to_free_a_named_weight_refuse_both_gather_and_name(page):
     def free_both(primitive, *_, **__):
         return primitive.name not in ("all_gather", "name")
 
-    assert kept_by(page, page.free_gathers, page.named) == page.kept(page.no_remat)
-    assert kept_by(page, free_both, page.named) == page.kept(page.remats["free_gathers"])
+    assert kept_by(page, page.free_gathers, page.named) == page.bytes_kept(page.no_remat)
+    assert kept_by(page, free_both, page.named) == page.bytes_kept(page.remats["free_gathers"])
 
 
 def test_save_only_these_names_costs_57_344_bytes_and_saves_a_gather(page):
@@ -208,19 +208,19 @@ def test_save_only_these_names_costs_57_344_bytes_and_saves_a_gather(page):
     )
     text = str(jax.make_jaxpr(saved)(page.params, page.digits_from(0)))
     assert text.count("all_gather[") == 1 and text.count("dot_general[") == 4
-    assert page.kept(rule, page.named) - page.kept(jax.checkpoint) == 57_344
+    assert page.bytes_kept(rule, page.named) - page.bytes_kept(jax.checkpoint) == 57_344
 
 
 def test_save_any_names_but_these_keeps_as_little_as_plain_checkpoint(page):
     """It keeps nothing that has no name."""
     rule = POLICIES.save_any_names_but_these("whole")
-    assert kept_by(page, rule, page.named) == page.kept(jax.checkpoint)
+    assert kept_by(page, rule, page.named) == page.bytes_kept(jax.checkpoint)
 
 
 def test_dots_saveable_keeps_results_of_matmuls_also_a_weight_that_is_one(page):
     """It frees gathered weights here, and keeps a weight that is itself a product."""
     results = 4 * 8 * 64 * 4  # of four matmuls, for 8 rows
-    assert kept_by(page, POLICIES.dots_saveable) == page.kept(jax.checkpoint) + results
+    assert kept_by(page, POLICIES.dots_saveable) == page.bytes_kept(jax.checkpoint) + results
 
     def merged(piece, x_block):
         return jnp.sum(jnp.tanh(x_block @ (page.gather(piece, 0) @ jnp.eye(32))))
@@ -337,7 +337,7 @@ def test_in_bfloat16_the_policy_frees_7_8_of_32_768_bytes(page):
     """`free_gathers` finds the gather inside the function with a backward pass of its own."""
     names = ("no remat", "free_gathers")
     everything, freed = (
-        page.kept(page.remats[name], page.gather_layer_in_bf16, "bfloat16") for name in names
+        page.bytes_kept(page.remats[name], page.gather_layer_in_bf16, "bfloat16") for name in names
     )
     assert everything - freed == 32_768 * 7 // 8 and 32_768 == WHOLE // 2
 
