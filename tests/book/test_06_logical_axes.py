@@ -487,6 +487,7 @@ def test_a_static_argument_is_looked_up(page):
         assert weight.sharding.shard_shape((8, 16)) == (2, 16)
 
 
+@pytest.mark.slow
 def test_a_table_object_from_outside_is_remembered_too(page):
     """A jitted constructor keeps the first object; as a static argument each is obeyed."""
     outside = [page.Rules(embed="data"), page.Rules(hidden="model")]

@@ -108,6 +108,7 @@ def test_nothing_is_left_after_an_interruption(helper):
         process.kill()
 
 
+@pytest.mark.slow
 @needs_proc
 def test_nothing_is_left_after_a_failure_which_is_told(helper):
     process = begin(helper, "run(ends_badly, 2, 2)")
@@ -140,6 +141,7 @@ def test_nothing_is_left_after_success_or_after_the_time_is_over(helper):
     assert gone(numbers), alive(numbers)
 
 
+@pytest.mark.slow
 def test_the_watchdog_ends_those_whose_notebook_was_killed(helper):
     """SIGKILL leaves nobody to clean up: then the hard limit in each program ends it."""
     source = (helper / "helper.py").read_text()

@@ -58,6 +58,7 @@ def test_a_copy_has_the_new_address_everywhere_and_back_again_the_old_bytes(copi
     assert contents(copied) == before
 
 
+@pytest.mark.slow
 def test_an_address_may_contain_the_old_one(copied):
     longer = BOOK.site.rstrip("/") + "-2/", BOOK.repo + "-2"
     publish_as.main(["--site", longer[0], "--repo", longer[1]], copied)
@@ -66,6 +67,7 @@ def test_an_address_may_contain_the_old_one(copied):
     publish_as.main(["--site", BOOK.site, "--repo", BOOK.repo], copied)
 
 
+@pytest.mark.slow
 def test_a_release_is_named_everywhere_and_edits_still_go_to_main(copied):
     publish_as.main(["--ref", "v1.0"], copied)
     assert Book(copied).ref == "v1.0"

@@ -137,6 +137,7 @@ def test_published_models_have_this_layout(tmp_path, name):
     check_names(wanted, ours)
 
 
+@pytest.mark.slow
 def test_only_one_tensor_is_held_beside_the_model(tmp_path, run):
     """Measured: peak memory above the model's bytes stays under that of one stacked weight."""
     make(

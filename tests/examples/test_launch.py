@@ -154,6 +154,7 @@ def test_tasks_that_see_too_few_devices_refuse(tmp_path):
     assert "found 2 with 8" in said
 
 
+@pytest.mark.slow
 def test_ssh_starts_one_process_for_each_host(tmp_path):
     address = lives.free_address()
     settings = {"ADDRESS": address, "COORDINATOR": address, "HOSTS": "one two", "DEVICES": "8"}

@@ -76,6 +76,7 @@ def test_devices_share_out_the_work(plan):
         assert outcome.repeats == pytest.approx(1, abs=0.05), (outcome.table, outcome.where)
 
 
+@pytest.mark.slow
 def test_the_step_that_is_planned_learns_the_same_under_every_table():
     """What is compiled from shapes is a training step, and not only the shape of one."""
     config = dataclasses.replace(SMALL, D=32, C=8, B=8)

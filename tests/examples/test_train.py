@@ -105,6 +105,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_restart_is_noticed(stopped, tmp_path, never, monkeypatch, capfd, wrong):
     """What people forget to restore: the comparison above must not pass with it."""
@@ -121,6 +122,7 @@ def test_a_wrong_restart_is_noticed(stopped, tmp_path, never, monkeypatch, capfd
     assert np.abs(losses - theirs).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_other_meshes_go_on_to_rounding(tmp_path, never, capfd):
     """Eight devices, then four, then one, each with another strategy and number of microbatches."""
     run, more = tmp_path / "elastic", EVERY_STEP[2:]
@@ -236,6 +238,7 @@ def test_a_machine_that_was_not_asked_for_is_refused(tmp_path, capfd):
     assert not (tmp_path / "alone").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.newest
 def test_a_watchdog_ends_a_step_that_hangs_and_says_where(tmp_path):
     """Process 1 is stopped, not killed: it still has its connections, and answers nothing."""
