@@ -1,6 +1,5 @@
 """Chapter 16, "Compile for the machine you do not have"."""
 
-import importlib.util
 import math
 import re
 import tomllib
@@ -15,6 +14,7 @@ from jax._src import mesh_utils as mesh_utils_of_jax
 from jax.experimental import mesh_utils
 
 import meshscope as ms
+from defined import program_at
 from many_devices import compiled as tools
 from many_devices import llama_step
 from many_devices.compiled import stored, stored_memory, stored_program
@@ -97,8 +97,11 @@ def dense_loss(w, tokens_BS):
     return optax.softmax_cross_entropy_with_integer_labels(logits_BSV, labels_BS).mean()
 
 
-def first_steps(page):
-    """Loss, gradient and updated weights of a dense model's first step; and what the page's gives."""
+AUTO = (jax.sharding.AxisType.Auto,) * 3
+
+
+def start(page):
+    """The page's step on a 2 × 2 × 2 mesh, and random weights, zero moments and tokens for it."""
     mesh = jax.make_mesh((2, 2, 2), ("replica", "data", "model"), axis_types=AUTO)
     step, *shapes = page.step_on(mesh, page.tiny, B=8, S=16)
     rng = np.random.default_rng(3)
@@ -107,20 +110,22 @@ def first_steps(page):
         for name, like in shapes[0].items()
     }
     tokens_BS = rng.integers(0, page.tiny.V, (8, 16)).astype("int32")
-    loss, gradient = jax.value_and_grad(dense_loss)(weights, tokens_BS)
     zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shapes[1])
+
+    def run(*state):
+        placed = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), [*state], shapes)
+        return jax.device_get(step(*placed))
+
+    return run, weights, zeros, tokens_BS
+
+
+def first_steps(page):
+    """Loss, gradient and updated weights of a dense model's first step; and what the page's gives."""
+    run, weights, zeros, tokens_BS = start(page)
+    loss, gradient = jax.value_and_grad(dense_loss)(weights, tokens_BS)
     updates, _ = llama_step.adam.update(gradient, zeros)
     updated = jax.tree.map(lambda w, u: w - 3e-4 * u, weights, updates)
-    given = jax.tree.map(
-        lambda array, like: jax.device_put(array, like.sharding),
-        [weights, zeros, tokens_BS],
-        shapes,
-    )
-    found = jax.device_get(step(*given))
-    return (loss, gradient, updated), found
-
-
-AUTO = (jax.sharding.AxisType.Auto,) * 3
+    return (loss, gradient, updated), run(weights, zeros, tokens_BS)
 
 
 def check_against_dense(wanted, found):
@@ -140,24 +145,11 @@ def test_loss_gradient_and_updated_weights_are_those_of_a_dense_model(page):
 
 def test_large_logits_do_not_overflow(page):
     """The softmax over `model` subtracts a maximum: logits in the hundreds give a dense loss."""
-    mesh = jax.make_mesh((2, 2, 2), ("replica", "data", "model"), axis_types=AUTO)
-    step, *shapes = page.step_on(mesh, page.tiny, B=8, S=16)
-    rng = np.random.default_rng(3)
-    weights = {
-        name: (0.2 * rng.standard_normal(like.shape)).astype("float32")
-        for name, like in shapes[0].items()
-    }
+    run, weights, zeros, tokens_BS = start(page)
     weights["head_DV"] *= 5000
-    tokens_BS = rng.integers(0, page.tiny.V, (8, 16)).astype("int32")
-    zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shapes[1])
     wanted = dense_loss(weights, tokens_BS)
-    given = jax.tree.map(
-        lambda array, like: jax.device_put(array, like.sharding),
-        [weights, zeros, tokens_BS],
-        shapes,
-    )
     assert wanted > 100
-    np.testing.assert_allclose(step(*given)[2], wanted, rtol=1e-4)
+    np.testing.assert_allclose(run(weights, zeros, tokens_BS)[2], wanted, rtol=1e-4)
 
 
 def test_two_steps_on_one_device_and_on_eight_agree(page):
@@ -360,20 +352,6 @@ def test_without_remat_it_needs_172_gb(page):
 # What is sent
 
 
-@pytest.mark.parametrize("name, sequences", [("ahead-h100-64", 1), ("ahead-h100-64-inside", 8)])
-def test_h100_sends_what_was_written_to_the_byte(page, name, sequences):
-    check_h100(page, name, sequences)
-
-
-def check_h100(page, name, sequences):
-    wanted = page.predicted_bytes(page.llama_8b, stored_program(name)["mesh"], sequences)
-    assert payload(name, "all-gather", "data") == wanted["gathers"]
-    assert payload(name, "reduce-scatter", "data") == wanted["scatters"]
-    assert payload(name, "all-reduce", "model") == wanted["sums"]
-    kinds = {key.split()[0] for key in page.compiled_bytes(name, "gpu")}
-    assert kinds <= {"all-gather", "reduce-scatter", "all-reduce"}
-
-
 def test_fsdp_gathers_30_gb(page):
     """2 bytes × 6.98 billion twice, and 2 × 1.05 billion once."""
     named = page.weights_of(page.llama_8b)
@@ -386,9 +364,14 @@ def test_fsdp_gathers_30_gb(page):
 
 
 def test_fsdp_and_tensor_parallelism_on_h100_are_predicted(page):
-    """Gathers, scatters and sums of both programs are those of the formula."""
-    check_h100(page, "ahead-h100-64", 1)
-    check_h100(page, "ahead-h100-64-inside", 8)
+    """H100 sends what was written, to the byte: gathers, scatters and sums of both programs."""
+    for name, sequences in [("ahead-h100-64", 1), ("ahead-h100-64-inside", 8)]:
+        wanted = page.predicted_bytes(page.llama_8b, stored_program(name)["mesh"], sequences)
+        assert payload(name, "all-gather", "data") == wanted["gathers"]
+        assert payload(name, "reduce-scatter", "data") == wanted["scatters"]
+        assert payload(name, "all-reduce", "model") == wanted["sums"]
+        kinds = {key.split()[0] for key in page.compiled_bytes(name, "gpu")}
+        assert kinds <= {"all-gather", "reduce-scatter", "all-reduce"}
 
 
 def test_for_tpu_v5e_scatters_become_all_reduces_of_the_same_payload(page):
@@ -558,12 +541,9 @@ def test_no_program_took_more_than_two_minutes_and_2_gb(page):
 @pytest.fixture(scope="module")
 def figure():
     path = BOOK / "figures" / "compile_ahead.py"
-    spec = importlib.util.spec_from_file_location("compile_ahead", path)
-    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(path.parent))
-        spec.loader.exec_module(module)
-    return module
+        return program_at(path)
 
 
 def test_the_bars_are_what_was_stored(figure, page):

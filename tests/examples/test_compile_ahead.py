@@ -1,6 +1,5 @@
 """examples/compile_ahead.py: what it says without a compiler is what chapter 16 stored."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ from unittest import mock
 
 import jax
 
+from defined import program_at
 from many_devices import compiled, llama_step
 from many_devices.compiled import stored_program
 
@@ -60,10 +60,8 @@ def test_an_unknown_machine_is_named():
 
 def test_its_step_is_that_of_the_chapter():
     """Lowered for TPU, with FSDP, tensor parallelism and HSDP, the two are one program."""
-    spec = importlib.util.spec_from_file_location("compile_ahead_example", FILE)
-    example = importlib.util.module_from_spec(spec)
     with mock.patch.dict(os.environ):
-        spec.loader.exec_module(example)
+        example = program_at(FILE)
     sizes = dict(replica=2, data=4, model=2)
     mesh, config = example.abstract_mesh(sizes), example.Config(L=2)
     both = [module.step_on(mesh, config, B=8, S=16) for module in (example, llama_step)]
