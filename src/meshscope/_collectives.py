@@ -321,10 +321,8 @@ def read(compiled: Any, mesh: Mesh | AbstractMesh | None, function: str) -> Read
     shardings: list[Sharding] = []
     by, platform = Said("A program given as text"), None
     if not isinstance(compiled, str):
-        leaves = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-        shardings = [leaf for leaf in leaves if isinstance(leaf, Sharding)]
-        device: Any = next((d for s in shardings for d in s.device_set), None)
-        platform = str(device.platform if device else jax.default_backend())
+        shardings = programs.shardings_of(compiled)
+        platform = programs.platform_of(shardings)
         version = f"jax {jax.__version__}"
         by = Said("{backend} program ({version})", backend=platform.upper(), version=version)
     found, lost = programs.executed(program)

@@ -16,7 +16,7 @@ from . import _advice, _compat
 from . import _hlo as hlo
 from ._messages import Said, joined
 from ._paths import placed_leaves
-from ._programs import program_text
+from ._programs import platform_of, program_text, shardings_of
 from ._tables import Cell, Content, Report, heads, number, numbers, shape_text, spec_text
 
 
@@ -339,13 +339,6 @@ def _program(compiled: Any) -> ProgramMemory:
         for name, size in hlo.host_bytes(program_text(compiled)).items():
             sizes[f"host_{name}"] = size
             sizes[name] -= size
-    peak = getattr(stats, "peak_memory_in_bytes", 0) if _is_for_tpu(compiled) else 0
+    for_tpu = platform_of(shardings_of(compiled)) == "tpu"
+    peak = getattr(stats, "peak_memory_in_bytes", 0) if for_tpu else 0
     return ProgramMemory(**sizes, peak=peak)
-
-
-def _is_for_tpu(compiled: Any) -> bool:
-    """Does a program run on TPU, by the devices of its first input or output?"""
-    places = getattr(compiled, "input_shardings", None), getattr(compiled, "output_shardings", None)
-    for sharding in jax.tree.leaves(places):
-        return any(device.platform == "tpu" for device in sharding.device_set)
-    return False

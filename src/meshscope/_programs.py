@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from . import _advice
 from . import _hlo as hlo
@@ -53,6 +53,18 @@ def program_text(compiled: Any) -> str:
     if _advice.is_compiled(compiled):
         return str(compiled.as_text())
     raise TypeError(_advice.says(compiled, _advice.PROGRAM))
+
+
+def shardings_of(compiled: Any) -> list[Sharding]:
+    """Those of a compiled program's inputs and outputs, in order."""
+    places = (getattr(compiled, f"{side}_shardings", None) for side in ("input", "output"))
+    return [leaf for leaf in jax.tree.leaves(tuple(places)) if isinstance(leaf, Sharding)]
+
+
+def platform_of(shardings: list[Sharding]) -> str:
+    """What a program with these shardings was compiled for; without any, it is this machine's."""
+    device: Any = next((d for sharding in shardings for d in sharding.device_set), None)
+    return str(device.platform if device else jax.default_backend())
 
 
 def program(compiled: Any) -> tuple[str, hlo.Program]:

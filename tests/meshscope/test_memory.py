@@ -377,8 +377,8 @@ class FakeProgram:
 def test_on_tpu_the_peak_counts_and_elsewhere_the_sum_of_the_parts(platform, told):
     """For TPU, temporaries of loops that run in turn are counted twice; for CPU, the peak lacks them."""
 
-    class Sharding:
-        device_set = [SimpleNamespace(platform=platform)]
+    class Sharding(jax.sharding.Sharding):
+        device_set = (SimpleNamespace(platform=platform),)
 
     program = FakeProgram(SimpleNamespace(**vars(FakeStats), peak_memory_in_bytes=90))
     program.input_shardings = ((Sharding(),), {})

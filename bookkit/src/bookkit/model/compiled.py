@@ -192,10 +192,10 @@ class Measured:
         return self._found(name)["memory"][part]
 
     def takes(self, name: str) -> int:
-        """Bytes that a program takes on each device: for TPU its peak, else the sum of its parts."""
-        found = self._found(name)["memory"]
-        whole = found["arguments"] + found["outputs"] + found["temporaries"] - found["aliased"]
-        return found.get("peak") or whole
+        """Bytes that a program takes on each device."""
+        import meshscope as ms  # and JAX with it, which most commands do without
+
+        return ms.ProgramMemory(**self._found(name)["memory"]).bytes_per_device
 
     def refused(self, name: str) -> str:
         """What the compiler said in place of a program, or nothing."""
