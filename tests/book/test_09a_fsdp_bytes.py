@@ -18,6 +18,7 @@ from many_devices.compiled import digest, lowered_for, stored, stored_memory, st
 from many_devices.model import Model, Strategy, large, loss_of, tiny, unchanged
 from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
 from printed import rows_of
+from traced import equations
 
 PAGE = "09a-fsdp-bytes"
 P = jax.P
@@ -295,14 +296,9 @@ def test_freed_fsdp_trains_with_the_losses_of_one_device(page, single):
 
 def traced(jaxpr):
     """(operation, shape of its result) for gathers, matmuls and scatters, in order."""
-    found = []
-    for operation in jaxpr.eqns:
-        if operation.primitive.name in ("all_gather", "dot_general", "reduce_scatter"):
-            found.append((operation.primitive.name, operation.outvars[0].aval.shape))
-        for value in operation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            found += traced(inner) if hasattr(inner, "eqns") else []
-    return found
+    wanted = "all_gather", "dot_general", "reduce_scatter"
+    every = (one for one, _ in equations(jaxpr) if one.primitive.name in wanted)
+    return [(one.primitive.name, one.outvars[0].aval.shape) for one in every]
 
 
 def test_a_freed_layer_gathers_and_computes_gathers_again_and_scatters_last(page):

@@ -11,6 +11,7 @@ import pytest
 
 import meshscope as ms
 from pages import check_exercise, compiled_for_cpu, exercises_of, run_again
+from traced import equations
 
 PAGE = "12-pipeline"
 NAMES = ["GPipe", "1F1B", "interleaved", "zero bubble"]
@@ -37,20 +38,6 @@ def mapped(page, name):
         in_specs=(page.spec, batch, batch, page.P(None, "stage")),
         out_specs=(page.P(), page.spec),
     )
-
-
-def equations(jaxpr, primitive):
-    """The equations of one primitive, and how often each runs; of `cond`, all branches."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == primitive:
-            yield eqn, 1
-        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for value in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from ((found, times * n) for found, n in equations(inner, primitive))
 
 
 def in_use(page, name):

@@ -14,11 +14,25 @@ from jax.extend.core import Var
 
 from defined import functions, program_at, shown
 from pages import BOOK, check_exercise, exercises_of
+from traced import equations
 
 PAGE = "14-sequences"
 FILE = BOOK.parent / "examples" / "ring_attention.py"
 P = jax.P
 VARIANTS = {"gather": "contiguous", "ring": "zigzag", "ulysses": "contiguous"}
+
+
+def random_qkv(seed):
+    """Random queries, keys and values of the page's sizes, whole."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    return [jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4))]
+
+
+def on_mesh(page, attend, held):
+    """One of the three kinds of attention, on blocks of both axes."""
+    block = P("data", "seq")
+    attend = partial(attend, held=held)
+    return jax.shard_map(attend, mesh=page.mesh, in_specs=block, out_specs=block)
 
 
 def variant(page, name):
@@ -39,16 +53,14 @@ def test_loss_and_gradient_equal_those_of_one_device(page):
 
 def test_attention_equals_jax_nn(page):
     """`full` is causal grouped-query attention: it equals jax.nn.dot_product_attention."""
-    keys = jax.random.split(jax.random.key(3), 3)
-    q, k, v = (jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4)))
+    q, k, v = random_qkv(3)
     wanted = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     np.testing.assert_allclose(page.full(q, k, v), wanted, atol=1e-5)
 
 
 def test_rotary_scores_depend_on_distance_alone(page):
     """Moved by 7, all positions give the same attention; moved for the keys alone, another one."""
-    keys = jax.random.split(jax.random.key(3), 3)
-    q, k, v = (jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4)))
+    q, k, v = random_qkv(3)
     at = page.positions
 
     def attended(q_at, k_at):
@@ -60,15 +72,11 @@ def test_rotary_scores_depend_on_distance_alone(page):
 
 def errors_of(page, attend, held):
     """The largest error of each device's attention against jax.nn, with queries a hundred times as large."""
-    keys = jax.random.split(jax.random.key(4), 3)
-    q, k, v = (jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4)))
+    q, k, v = random_qkv(4)
     q = 100 * q
     wanted = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    block, order = P("data", "seq"), page.order_of(held)
-    mapped = jax.shard_map(
-        partial(attend, held=held), mesh=page.mesh, in_specs=block, out_specs=block
-    )
-    found = jax.jit(mapped)(q[:, order], k[:, order], v[:, order])
+    order = page.order_of(held)
+    found = jax.jit(on_mesh(page, attend, held))(q[:, order], k[:, order], v[:, order])
     errors = np.abs(np.asarray(found) - wanted[:, order])  # numpy's maximum of a NaN is NaN
     return np.array([part.max() for part in np.split(errors, 4, axis=1)])
 
@@ -145,13 +153,10 @@ def kept(page, attend, held):
     """For each device: the tokens whose keys and values autodiff keeps, and how many bytes it keeps."""
     block = P("data", "seq")
     order = page.order_of(held)
-    keys = jax.random.split(jax.random.key(5), 3)
-    whole = [jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4))]
+    whole = random_qkv(5)
     sharding = jax.sharding.NamedSharding(page.mesh, block)
     inputs = [jax.device_put(x[:, order], sharding) for x in whole]
-    mapped = jax.shard_map(
-        partial(attend, held=held), mesh=page.mesh, in_specs=block, out_specs=block
-    )
+    mapped = on_mesh(page, attend, held)
     _, pull = jax.vjp(mapped, *inputs)
     leaves = [leaf for leaf in jax.tree.leaves(pull) if isinstance(leaf, jax.Array)]
     shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
@@ -200,18 +205,6 @@ def test_with_checkpoint_blocks_are_sent_again(page):
     assert sum(page.sent(again)) == 3 * page.around
 
 
-def loops_with_permutes(jaxpr):
-    """The bodies of the scans that pass blocks on, at any depth."""
-    for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if not hasattr(inner, "eqns"):
-                continue
-            if equation.primitive.name == "scan" and "ppermute" in str(inner):
-                yield inner
-            yield from loops_with_permutes(inner)
-
-
 def test_a_block_is_sent_while_it_is_used(page):
     """In a step of the ring, forward and backward, no branch waits for what arrives in that step."""
 
@@ -226,7 +219,8 @@ def test_a_block_is_sent_while_it_is_used(page):
         out_specs=(block, block, block),
     )
     q, k = jnp.ones((4, 64, 8, 8)), jnp.ones((4, 64, 4, 8))
-    loops = list(loops_with_permutes(jax.make_jaxpr(mapped)(q, k, k).jaxpr))
+    scans = equations(jax.make_jaxpr(mapped)(q, k, k).jaxpr, "scan")
+    loops = [scan.params["jaxpr"].jaxpr for scan, _ in scans if "ppermute" in str(scan)]
     assert len(loops) == 2  # forward, backward
     for body in loops:
         after = {"ppermute": set(), "cond": set()}  # what depends on one
@@ -270,12 +264,9 @@ def pairs_computed(page, held):
         jax.debug.callback(count, jax.lax.axis_index("data"), jax.lax.axis_index("seq"))
         return unfinished(*pair)
 
-    block = P("data", "seq")
     q, k = jnp.ones((2, 64, 8, 8)), jnp.ones((2, 64, 4, 8))
     with attention_replaced(page, counted):
-        mapped = jax.shard_map(
-            partial(page.ring, held=held), mesh=page.mesh, in_specs=block, out_specs=block
-        )
+        mapped = on_mesh(page, page.ring, held)
         jax.block_until_ready(jax.jit(mapped)(q, k, k))
         jax.effects_barrier()
     return counts.tolist()
@@ -301,12 +292,10 @@ def largest_scores(page, attend, held):
         sizes.append(q.shape[2] * q.shape[1] * k.shape[1])
         return unfinished(q, k, v, position_S, position_T)
 
-    unfinished, block = page.unfinished_attention, P("data", "seq")
+    unfinished = page.unfinished_attention
     shapes = [jax.ShapeDtypeStruct((2, 64, heads, 8), "float32") for heads in (8, 4, 4)]
     with attention_replaced(page, spy):
-        mapped = jax.shard_map(
-            partial(attend, held=held), mesh=page.mesh, in_specs=block, out_specs=block
-        )
+        mapped = on_mesh(page, attend, held)
         jax.eval_shape(mapped, *shapes)
     return max(sizes)
 
@@ -344,13 +333,7 @@ def test_one_line_catches_positions_that_restart(page):
 def test_ulysses_needs_key_heads_divisible_by_devices(page):
     """With two key heads on four devices, all_to_all raises an error."""
     q, k = jnp.ones((2, 64, 8, 8)), jnp.ones((2, 64, 2, 8))
-    block = P("data", "seq")
-    mapped = jax.shard_map(
-        partial(page.ulysses, held=page.contiguous),
-        mesh=page.mesh,
-        in_specs=block,
-        out_specs=block,
-    )
+    mapped = on_mesh(page, page.ulysses, page.contiguous)
     with pytest.raises(ValueError):
         mapped(q, k, k)
 
