@@ -1,7 +1,6 @@
 """Chapter 15, "Serve from sharded weights: prefill, decode and a sharded KV cache"."""
 
 import importlib
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from flax import nnx
 
 import meshscope as ms
 from defined import functions, shown
+from fetched import fetched_by
 from pages import BOOK, cells_of, check_exercise, exercises_of
 
 PAGE = "15-serving"
@@ -144,17 +144,6 @@ def test_the_weights_are_the_same_after_the_move(page):
         np.testing.assert_array_equal(weight, page.trained[name])
 
 
-def fetched_by(call):
-    """The shapes of the arrays that a call fetches to the host."""
-    from jax._src.array import ArrayImpl
-
-    fetched, value = [], ArrayImpl._value
-    note = property(lambda array: (fetched.append(array.shape), value.fget(array))[1])
-    with mock.patch.object(ArrayImpl, "_value", note):
-        call()
-    return fetched
-
-
 def test_device_put_fetches_what_differs_and_a_jitted_identity_nothing(page):
     """On the same eight devices, device_put takes each matrix through the host; move takes none."""
     fresh = jax.tree.map(jnp.copy, page.trained)
@@ -208,8 +197,8 @@ def test_in_bfloat16_it_serves_too(page):
         given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, steps=1)
         _, logits, _ = page.generate(forward, half, cache, **given)
         assert logits.dtype == "bfloat16"
-        off = abs(logits[:, 0].astype("float32") - wanted).max()
-        assert off < 0.1 * abs(wanted).max()
+        off = np.abs(logits[:, 0].astype("float32") - wanted).max()
+        assert off < 0.1 * np.abs(wanted).max()
 
 
 def test_each_device_has_the_key_value_head_of_its_query_heads(page):

@@ -17,6 +17,7 @@ from llama_in_numpy import LLAMA3, forward, layout, make, read_all
 
 import meshscope as ms
 from defined import definitions, shown
+from fetched import fetched_by
 from pages import BOOK, check_exercise, exercises_of
 
 PAGE = "own-weights"
@@ -286,18 +287,6 @@ def test_merging_moves_nothing_between_devices(page):
         page.merged(model)
     assert len(compiled) == 7
     assert not any(len(ms.collectives(program)) for program in compiled)
-
-
-def fetched_by(move):
-    """The shapes of the arrays that a function fetches to the host."""
-    from jax._src.array import ArrayImpl
-
-    fetched, value = [], ArrayImpl._value
-    with pytest.MonkeyPatch.context() as patched:
-        note = property(lambda array: (fetched.append(array.shape), value.fget(array))[1])
-        patched.setattr(ArrayImpl, "_value", note)
-        move()
-    return fetched
 
 
 def test_device_put_fetches_an_array_whose_pieces_differ_and_send_does_not(page):
