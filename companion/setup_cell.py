@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "6bd0a041d975bc5a414ae64e5d275f748fe8398a0467ccfc728efb8bbc60efc8"
+SHA256 = "5995d58f843aa7ecde2908ca19a34f8e229f55f2e66a7201a60b4eaf2d9df7bf"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
