@@ -46,7 +46,8 @@ else
 endif
 
 # A fault can end its process, or stop it for ever: then its worker is replaced, and it is tried once more.
-PLANT = $(RUN) pytest --no-header tests/book/test_faults.py -n $(WORKERS) --dist worksteal \
+# Plain: where CI is set, pytest would write out the difference of two files, for minutes.
+PLANT = $(RUN) pytest --no-header --assert=plain tests/book/test_faults.py -n $(WORKERS) --dist worksteal \
   -o faulthandler_timeout=$(or $(LIMIT),600) -o faulthandler_exit_on_timeout=true \
   $(PAGE:%=--page %) -k "$(or $(NAME),test)" -m "$(or $(FAULT_MARKS),slow or not slow)"
 faults: venv-test ## plant the listed mistakes in pages and see each one noticed (PAGE=… NAME=…: some, one)
