@@ -139,7 +139,7 @@ def resume(path, mesh):
 
 
 def check(model, optimizer, mesh, steps):
-    """Raise AssertionError for three mistakes that otherwise raise no error."""
+    """Check for three silent mistakes; raise AssertionError if one was made."""
     weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
     for path, weight in weights:
         wanted = jax.NamedSharding(mesh, P(*spec_of(path)))
