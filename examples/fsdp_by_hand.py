@@ -46,7 +46,7 @@ def gather(module):
         if "data" not in spec:
             return weight
         axis = spec.index("data") - len(spec)  # from the end: in a scan L is gone
-        block = weight[...]
+        block = weight[...]  # the array inside the variable
         whole = jax.lax.all_gather(block, "data", axis=axis, tiled=True)
         return weight.replace(whole)  # the same variable with the whole array
 
@@ -161,12 +161,6 @@ def train(mesh, fsdp, steps=20):
         model, momentum, loss = train_step(model, momentum, batch)
         losses.append(loss)
     return model, [float(loss) for loss in losses]
-
-
-def count_right(model, batch_block):
-    x_BI, labels_B = batch_block
-    right_B = model(x_BI).argmax(-1) == labels_B
-    return jax.lax.psum(right_B.sum(), "data")
 
 
 def main():
