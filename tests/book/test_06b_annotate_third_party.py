@@ -268,7 +268,6 @@ def test_an_axis_that_no_mesh_has_raises_when_the_spec_meets_a_mesh(page):
         jax.NamedSharding(page.mesh, spec)
 
 
-
 def test_a_size_that_devices_do_not_divide_raises_when_the_weight_is_made(page):
     """Six columns over four devices raise an IndivisibleError; get_abstract_model does not notice."""
     by_columns = Rules(hidden="model")
@@ -290,7 +289,6 @@ def test_a_size_that_devices_do_not_divide_raises_when_the_weight_is_made(page):
     assert six["kernel"].shape == (8, 6) and six["kernel"].sharding.spec == P(None, "model")
 
 
-
 def test_too_few_names_are_noticed_by_weight_and_constrain(page):
     """Both raise an error if a table object gets fewer names than the array has dimensions."""
     spec = page.hybrid("embed")
@@ -300,17 +298,14 @@ def test_too_few_names_are_noticed_by_weight_and_constrain(page):
     assert "for the shape" in raised
 
 
-
 def named_layer():
     """A layer of Flax's own whose kernel has names."""
     metadata = {"out_sharding": NAMES}
     return nnx.Linear(8, 16, use_bias=False, kernel_metadata=metadata, rngs=nnx.Rngs(0))
 
 
-
 def optimizer_of(model):
     return nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
-
 
 
 def test_inside_the_context_every_reader_of_names_looks_them_up(page):
@@ -322,7 +317,6 @@ def test_inside_the_context_every_reader_of_names_looks_them_up(page):
                 read = nnx.get_partition_spec(nnx.state(made))[name].get_value()
             made_spec = getattr(made, name).sharding.spec
             assert [made_spec, shapes[name].sharding.spec, read] == [spec] * 3
-
 
 
 def test_outside_the_context_readers_of_names_raise(page):
@@ -341,7 +335,6 @@ def test_outside_the_context_readers_of_names_raise(page):
             assert attempt(reader).startswith(no_axis)
 
 
-
 def test_get_partition_spec_returns_names_without_a_table(page):
     """It looks at no mesh, so outside the context it returns a spec of names."""
     with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.rows):
@@ -349,7 +342,6 @@ def test_get_partition_spec_returns_names_without_a_table(page):
     with jax.set_mesh(page.mesh):
         of_names = nnx.get_partition_spec(nnx.state(layer))["w_DF"].get_value()
     assert of_names == P("embed", "hidden")
-
 
 
 def test_a_variable_with_a_table_of_its_own_needs_no_context(page):
@@ -373,7 +365,6 @@ def test_a_variable_with_a_table_of_its_own_needs_no_context(page):
             assert "Inconsistent logical axis annotations for embed" in attempt(Own)
 
 
-
 def test_the_context_belongs_to_one_thread(page):
     """A table set in one thread is not seen in another."""
 
@@ -390,7 +381,6 @@ def test_the_context_belongs_to_one_thread(page):
         assert "Resource axis: embed" in pool.submit(in_a_thread).result()
 
 
-
 def test_three_wrong_tables_raise(page):
     """A missing row, an axis that the mesh does not have, and a collision raise in Flax."""
     assert page.spec_of(page.columns, *NAMES) == P(None, "model")  # as meant
@@ -401,7 +391,6 @@ def test_three_wrong_tables_raise(page):
     ]:
         assert message in attempt(page.spec_of, table, *NAMES)
     assert "too many values" in attempt(page.spec_of, dict(page.columns), *NAMES)
-
 
 
 def test_four_mistakes_pass(page):
@@ -415,12 +404,10 @@ def test_four_mistakes_pass(page):
     assert spec_of(page.columns, "embed") == P(None)
 
 
-
 def test_two_rows_for_a_name_are_a_syntax_error_in_a_table_object():
     """Two rows for embed would be a SyntaxError."""
     with pytest.raises(SyntaxError, match="keyword argument repeated: embed"):
         compile('Rules(embed="data", embed=None)', "a table", "eval")
-
 
 
 def specs_by(page, init):
@@ -432,13 +419,11 @@ def specs_by(page, init):
     return found
 
 
-
 def test_a_jitted_constructor_remembers_the_old_table(page):
     """With another table in the context, the compiled program of the first one runs."""
     assert page.init_layer._cache_size() == 1
     assert specs_by(page, lambda table: page.init_layer()) == [P(None, "model")] * 2
     assert specs_by(page, lambda table: page.Layer()) == [P(None, "model"), P("model", None)]
-
 
 
 def test_assert_placed_catches_the_old_table_of_names(page):
@@ -450,7 +435,6 @@ def test_assert_placed_catches_the_old_table_of_names(page):
         with jax.set_mesh(page.mesh), nnx.logical_axis_rules(table):
             assert_placed(page.Layer(), page.mesh)
             assert_placed(page.init_layer_by(table), page.mesh)
-
 
 
 def test_assert_placed_names_a_weight_with_more_names_than_dimensions(page):
