@@ -14,11 +14,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as older
 import pytest
 from flax import nnx
 from jax.experimental import multihost_utils
-from jax.experimental.compilation_cache import compilation_cache
 from orbax.checkpoint import v1 as ocp
 
 import meshscope as ms
@@ -401,93 +399,6 @@ def test_custom_metadata_can_be_saved_with_each_step(page):
         noted = saver.metadata(saver.latest.step).custom_metadata
     shutil.rmtree(folder)
     assert noted == {"width": 96}
-
-
-# In practice
-
-
-def test_the_options_for_copied_models_and_for_the_hosts_memory_exist(page):
-    """A checkpoint loads and saves with `use_load_and_broadcast` and limits of memory."""
-    context = ocp.Context()
-    context.array.loading.use_load_and_broadcast = True
-    context.memory.transfer_concurrent_bytes = context.memory.read_concurrent_bytes = 10**9
-    copied = {"w": page.target["w"].update(sharding=jax.NamedSharding(page.mesh, P()))}
-    with context:
-        loaded = ocp.load(page.disk / "first", copied)
-        ocp.save(page.disk / "again", loaded)
-    assert np.array_equal(loaded["w"], page.w)
-    assert np.array_equal(ocp.load(page.disk / "again", copied)["w"], page.w)
-    shutil.rmtree(page.disk / "again")
-
-
-def test_v1_reads_what_older_code_wrote(page, tmp_path):
-    """What `StandardCheckpointer` and `CheckpointManager` wrote loads."""
-    state = nnx.state(three(page, page.mesh))
-    with (
-        older.StandardCheckpointer() as one,
-        older.CheckpointManager(tmp_path / "many") as many,
-    ):
-        one.save(tmp_path / "standard", state)
-        many.save(3, args=older.args.StandardSave(state))
-    for path in (tmp_path / "standard", tmp_path / "many" / "3"):
-        assert bits(ocp.load(path, page.abstract_run)) == bits(state)
-
-
-def test_a_step_of_several_items_needs_load_checkpointables(page, tmp_path):
-    """`ocp.load` says that the structures do not match."""
-    state = nnx.state(three(page, page.mesh))
-    with older.CheckpointManager(tmp_path / "items") as several:
-        items = older.args.Composite(
-            params=older.args.StandardSave(state["model"]),
-            opt=older.args.StandardSave(state["optimizer"]),
-        )
-        several.save(4, args=items)
-    with pytest.raises(ValueError, match="do not match"):
-        ocp.load(tmp_path / "items" / "4", page.abstract_run)
-    parts = {"params": page.abstract_run["model"], "opt": page.abstract_run["optimizer"]}
-    loaded = ocp.load_checkpointables(tmp_path / "items" / "4", parts)
-    assert bits(loaded["params"]) == bits(state["model"])
-    assert bits(loaded["opt"]) == bits(state["optimizer"])
-
-
-def test_compiled_programs_can_be_kept_on_disk(tmp_path):
-    """`jax_compilation_cache_dir` keeps the compiled programs in a cache on disk."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = [getattr(jax.config, name) for name in names]
-    try:
-        for name, value in zip(names, (str(tmp_path), 0.0)):
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        jax.jit(lambda x: jnp.sin(x) @ x.T).lower(jnp.ones((8, 8))).compile()
-        assert any(tmp_path.iterdir())
-    finally:
-        for name, value in zip(names, before):
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-
-
-class PathOf:
-    """A path of which only the text is asked for; real ones need packages for cloud storage."""
-
-    def __init__(self, text):
-        self.text = text
-
-    def __str__(self):
-        return self.text
-
-    __fspath__ = as_posix = __str__
-
-
-def test_on_google_storage_orbax_marks_a_checkpoint_and_renames_nothing():
-    """By default Orbax renames on no gs:// path; on a local disk and on s3:// it does."""
-    from orbax.checkpoint._src.path import atomicity, atomicity_defaults
-
-    ways = {
-        path.split("/")[0]: atomicity_defaults.get_default_temporary_path_class(PathOf(path))
-        for path in ("gs://bucket/run/10", "s3://bucket/run/10", "/disk/run/10")
-    }
-    assert ways.pop("gs:") is atomicity.CommitFileTemporaryPath
-    assert set(ways.values()) == {atomicity.AtomicRenameTemporaryPath}
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

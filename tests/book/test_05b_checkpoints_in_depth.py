@@ -6,15 +6,18 @@ import shutil
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as older
 import pytest
 import tensorstore
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 from orbax.checkpoint import v1 as ocp
 
 import meshscope as ms
 from full_disk import nearly_full_disk, quiet_orbax  # noqa: F401
-from many_devices.checkpoints import mesh_of
+from many_devices.checkpoints import make_run, mesh_of
 from many_devices.helpers import attempt, put
 from pages import check_exercise, exercises_of
 
@@ -438,6 +441,112 @@ def test_without_overwrite_a_name_that_is_taken_raises_an_error(page):
     """If the name is taken, `ocp.save` raises an error."""
     with pytest.raises(ValueError, match="already exists"):
         ocp.save(page.disk / "numbers", {"w": page.numbers})
+
+
+# In practice
+
+
+def bits(tree):
+    """The bits of every array of a tree, with its structure."""
+
+    def of(leaf):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
+
+    return jax.tree.structure(tree), [of(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def state_and_target(mesh):
+    """The state of chapter 5's run, and a target for it."""
+    with jax.set_mesh(mesh):
+        state = nnx.state(jax.jit(make_run)())
+    return state, nnx.get_abstract_model(make_run, mesh)[1]
+
+
+def test_the_options_for_copied_models_and_for_the_hosts_memory_exist(page, tmp_path):
+    """A checkpoint loads and saves with `use_load_and_broadcast` and limits of memory."""
+    context = ocp.Context()
+    context.array.loading.use_load_and_broadcast = True
+    context.memory.transfer_concurrent_bytes = context.memory.read_concurrent_bytes = 10**9
+    w = put(np.arange(64, dtype="float32").reshape(8, 8), page.mesh, "data", "model")
+    ocp.save(tmp_path / "sharded", {"w": w})
+    whole = jax.NamedSharding(page.mesh, P())
+    copied = {"w": jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=whole)}
+    with context:
+        loaded = ocp.load(tmp_path / "sharded", copied)
+        ocp.save(tmp_path / "again", loaded)
+    assert np.array_equal(loaded["w"], w)
+    assert np.array_equal(ocp.load(tmp_path / "again", copied)["w"], w)
+
+
+def test_v1_reads_what_older_code_wrote(page, tmp_path):
+    """What `StandardCheckpointer` and `CheckpointManager` wrote loads."""
+    state, target = state_and_target(page.mesh)
+    with (
+        older.StandardCheckpointer() as one,
+        older.CheckpointManager(tmp_path / "many") as many,
+    ):
+        one.save(tmp_path / "standard", state)
+        many.save(3, args=older.args.StandardSave(state))
+    for path in (tmp_path / "standard", tmp_path / "many" / "3"):
+        assert bits(ocp.load(path, target)) == bits(state)
+
+
+def test_a_step_of_several_items_needs_load_checkpointables(page, tmp_path):
+    """`ocp.load` says that the structures do not match."""
+    state, target = state_and_target(page.mesh)
+    with older.CheckpointManager(tmp_path / "items") as several:
+        items = older.args.Composite(
+            params=older.args.StandardSave(state["model"]),
+            opt=older.args.StandardSave(state["optimizer"]),
+        )
+        several.save(4, args=items)
+    with pytest.raises(ValueError, match="do not match"):
+        ocp.load(tmp_path / "items" / "4", target)
+    parts = {"params": target["model"], "opt": target["optimizer"]}
+    loaded = ocp.load_checkpointables(tmp_path / "items" / "4", parts)
+    assert bits(loaded["params"]) == bits(state["model"])
+    assert bits(loaded["opt"]) == bits(state["optimizer"])
+
+
+def test_compiled_programs_can_be_kept_on_disk(tmp_path):
+    """`jax_compilation_cache_dir` keeps the compiled programs in a cache on disk."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    try:
+        for name, value in zip(names, (str(tmp_path), 0.0)):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        jax.jit(lambda x: jnp.sin(x) @ x.T).lower(jnp.ones((8, 8))).compile()
+        assert any(tmp_path.iterdir())
+    finally:
+        for name, value in zip(names, before):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+class PathOf:
+    """A path of which only the text is asked for; real ones need packages for cloud storage."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __str__(self):
+        return self.text
+
+    __fspath__ = as_posix = __str__
+
+
+def test_on_google_storage_orbax_marks_a_checkpoint_and_renames_nothing():
+    """By default Orbax renames on no gs:// path; on a local disk and on s3:// it does."""
+    from orbax.checkpoint._src.path import atomicity, atomicity_defaults
+
+    ways = {
+        path.split("/")[0]: atomicity_defaults.get_default_temporary_path_class(PathOf(path))
+        for path in ("gs://bucket/run/10", "s3://bucket/run/10", "/disk/run/10")
+    }
+    assert ways.pop("gs:") is atomicity.CommitFileTemporaryPath
+    assert set(ways.values()) == {atomicity.AtomicRenameTemporaryPath}
 
 
 # Explicit mode

@@ -362,6 +362,15 @@ def test_what_tensor_parallelism_sends_grows_with_the_batch():
 
 
 @compiled_for_cpu
+def test_head_size_may_take_a_free_axis(page):
+    """head_size goes along any axis that its weight has free, without a change of the model."""
+    rules, mesh = Rules(batch="data", embed="data", head_size="model"), mesh_of(2, 4)
+    _, state = nnx.get_abstract_model(lambda: make(tiny, rules), mesh)
+    attention = state[0]["blocks"]["attention"]
+    assert attention["w_q_DHC"].sharding.spec == jax.P(None, "data", None, "model")
+    assert attention["w_o_HCD"].sharding.spec == jax.P(None, None, "model", "data")
+
+
 def test_head_size_adds_up_scores_and_heads_none(page):
     """Compiled for CPU, head_size along model adds up the S x S scores, twice in each layer."""
     long = page.long
