@@ -11,7 +11,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | module | what it holds | introduced in |
 |---|---|---|
 | `helpers` | `put`, `traffic`, `type_of`, `attempt`, `silence_orbax` | chapters 1 and 7 |
-| `checks` | `misplaced`, `assert_placed` | chapters 2 and 6 |
+| `checks` | `misplaced`, `assert_placed` | chapter 2, deeper page 06b |
 | `stack` | a block of two weights, and a stack of such blocks | chapter 3 |
 | `data` | the handwritten digits | chapter 4 |
 | `model` | `Config`, `Strategy`, `Block`, `Model`, `loss_of` | chapter 4 |
