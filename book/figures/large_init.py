@@ -7,7 +7,7 @@ PARAMETERS = 2 * L * D * F
 STATES = 4  # float32 numbers a weight needs in training with Adam: itself, gradient, two moments
 LIMIT = 16
 WAYS = [
-    (say("Copied"), 1),
+    (say("Replicated"), 1),
     (say("Sharded along {axis}", axis=kept("model")), 4),
     (say("Sharded along both axes"), 8),
 ]

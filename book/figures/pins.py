@@ -1,6 +1,6 @@
 """Figure: a block with 16 rows, and where a pin changes what is gathered along `data`.
 
-Chapter 3's tiny block, 64 × 512 and 512 × 64, sharded over both axes of a 2×4 mesh. What is
+Chapter 3's small block, 64 × 512 and 512 × 64, sharded over both axes of a 2×4 mesh. What is
 gathered is what the CPU's compiler chose; a strip of the chapter checks it.
 """
 

@@ -1,6 +1,6 @@
 """Figure: which layers a device holds gathered in each step of a scan over a stack of six.
 
-Chapter 3's tiny stack, as compiled for CPU: sharded by layers, all are gathered before the loop;
+Chapter 3's small stack, as compiled for CPU: sharded by layers, all are gathered before the loop;
 sharded by features, one in each step.
 """
 

@@ -38,6 +38,11 @@ def stored_payload(name, compiler, kind):
     return sum(row["payload"] for row in moves if row["kind"] == kind)
 
 
+def stored_mb(name, compiler):
+    """What one device sends in a run of a stored program, in MB: for "gpu", "tpu" or "cpu"."""
+    return sum(row["wire"] for row in stored_program(name)[compiler]["moves"]) / 1e6
+
+
 def lowered_for(platform, function, *inputs):
     """The program lowered for "tpu" or "cuda", with the numbers of donated inputs."""
     known = jax.export.DisabledSafetyCheck.custom_call("ragged_all_to_all")  # JAX's own

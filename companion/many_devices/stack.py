@@ -18,7 +18,7 @@ class Config:
     axes_FD: tuple = ("model", "data")  # the annotation of w_FD
 
 
-tiny = Config(L=6, D=64, F=512)
+small = Config(L=6, D=64, F=512)
 large = Config(L=32, D=4096, F=16384)
 
 

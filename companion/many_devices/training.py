@@ -1,8 +1,8 @@
 """Chapter 4's training: the step, batches of digits, twenty steps, the step compiled from shapes."""
 
 import functools
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -69,15 +69,7 @@ def place(strategy, make=make):
     return nnx.merge(graphdef, jax.tree.unflatten(tree, arrays))
 
 
-class Run(NamedTuple):
-    """A training run of `train`."""
-
-    program: jax.stages.Compiled
-    model: Model
-    optimizer: nnx.Optimizer
-    losses: list
-
-
+Trained = namedtuple("Trained", "program model optimizer losses")
 QUICK = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
@@ -92,7 +84,7 @@ def train(strategy, make=make):
     for batch in batches:
         model, optimizer, loss = program(model, optimizer, batch)
         losses.append(float(loss))
-    return Run(program, model, optimizer, losses)
+    return Trained(program, model, optimizer, losses)
 
 
 def shapes(config, strategy, B, make=make):

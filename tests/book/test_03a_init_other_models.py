@@ -102,8 +102,8 @@ def test_on_an_explicit_mesh_the_initialiser_needs_a_sharding(page):
 def test_the_older_recipe_gives_what_the_recipe_of_chapter_3_gives(page):
     """The same pieces and the same numbers."""
     with jax.set_mesh(page.mesh):
-        block = jax.jit(lambda: page.Block(page.tiny, nnx.Rngs(0)))()
-    plain = made_plainly(lambda: page.Block(page.tiny, nnx.Rngs(0)))
+        block = jax.jit(lambda: page.Block(page.small, nnx.Rngs(0)))()
+    plain = made_plainly(lambda: page.Block(page.small, nnx.Rngs(0)))
     for name in ("w_DF", "w_FD"):
         older = getattr(page.older, name)
         np.testing.assert_array_equal(older, getattr(plain, name))

@@ -10,7 +10,7 @@ import pytest
 import meshscope as ms
 from many_devices.compiled import stored_payload, stored_program
 from many_devices.helpers import put
-from many_devices.stack import make_stack, run_stack, tiny
+from many_devices.stack import make_stack, run_stack, small
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "03b-constraints"
@@ -87,7 +87,7 @@ def layers_gathered(page, function, stack, B):
 
 
 def written_out(stack, x_BD):
-    for number in range(tiny.L):
+    for number in range(small.L):
         block = jax.tree.map(operator.itemgetter(number), stack)
         x_BD = block(x_BD)
     return x_BD
@@ -96,7 +96,7 @@ def written_out(stack, x_BD):
 @pytest.fixture(scope="module")
 def stack(page):
     with jax.set_mesh(page.mesh):
-        return jax.jit(lambda: make_stack(tiny))()
+        return jax.jit(lambda: make_stack(small))()
 
 
 @compiled_for_cpu

@@ -3,12 +3,11 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-import optax.contrib
 import pytest
 from flax import nnx
+from sklearn.datasets import load_digits
 
 import meshscope as ms
 from compared import apart, host
@@ -18,7 +17,6 @@ from many_devices.compiled import stored_program
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "04-train"
-AUTO = jax.sharding.AxisType.Auto
 P = jax.P
 NAMES = ["data parallel", "FSDP", "tensor parallel", "FSDP x tensor"]
 
@@ -48,8 +46,8 @@ def test_at_least_97_percent_of_unseen_digits_are_right(page):
 def test_the_test_rows_are_not_trained_on(page):
     """The 360 rows of the test come last, and no batch of any epoch has one of them."""
     rows = np.concatenate([np.concatenate(page.shuffled(epoch)) for epoch in range(5)])
-    assert rows.max() == page.test_rows.start - 1 and len(page.images_BI[page.test_rows]) == 360
-    assert len(np.unique(rows)) == page.train_rows.stop == 1437
+    assert rows.max() == 1437 - 1 and len(page.images_BI[1437:]) == 360
+    assert len(np.unique(rows)) == 1437
 
 
 def test_the_step_is_compiled_once(page):
@@ -174,9 +172,9 @@ def test_the_pieces_have_the_shapes_of_the_figure(page):
         assert [array.sharding.shard_shape(array.shape)[-2:] for array in arrays] == shapes
 
 
-def test_the_table_of_pieces(page):
-    """Numbers of kernels, of b_F and of the small weights, and in how many pieces they are."""
-    assert (KERNELS, B_F, SMALL) == (302_592, 1_536, 768)
+def test_in_how_many_pieces_the_weights_are(page):
+    """Of 302,592 numbers of kernels and 2,304 of biases and scales, FSDP shards only the kernels."""
+    assert (KERNELS, B_F, SMALL) == (302_592, 1_536, 768) and B_F + SMALL == 2_304
     pieces = {  # of kernels, b_F, scale_D and b_D
         "data parallel": (1, 1, 1),
         "FSDP": (8, 1, 1),
@@ -199,14 +197,14 @@ def test_the_table_of_pieces(page):
 
 def test_what_a_device_stores(page):
     """12 bytes for each number that a device has, and two counters; the prediction's arithmetic."""
-    assert KERNELS // 8 + B_F // 4 + SMALL == 38_976 and 12 * 38_976 + 8 == 467_720
+    assert KERNELS // 8 + B_F + SMALL == 40_128 and 12 * 40_128 + 8 == 481_544
     assert 12 * (KERNELS + B_F + SMALL) + 8 == 3_658_760 == 8 * 457_345
     expected = {
         "one device": 3_658_760,
         "data parallel": 3_658_760,
-        "FSDP": 12 * (KERNELS // 8 + B_F + SMALL) + 8,
+        "FSDP": 481_544,
         "tensor parallel": 12 * (KERNELS // 8 + B_F // 8 + SMALL) + 8,
-        "FSDP x tensor": 467_720,
+        "FSDP x tensor": 12 * (KERNELS // 8 + B_F // 4 + SMALL) + 8,
     }
     for name, run in page.runs.items():
         assert ms.memory((run.model, run.optimizer)).bytes_per_device == expected[name]
@@ -218,84 +216,6 @@ def test_the_arithmetic_holds_on_other_meshes(page, data, model):
     _, state = nnx.get_abstract_model(partial(page.make, page.tiny, strategy), strategy.mesh())
     numbers = KERNELS // 8 + B_F // model + SMALL
     assert ms.memory(state).bytes_per_device == 12 * numbers + 8
-
-
-# Which optimizers need no annotations of their own
-
-
-class OneWeight(nnx.Module):
-    def __init__(self, names):
-        self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=names)
-
-
-def optimizer_for(tx, names, sizes=(2, 4)):
-    """A model of one weight with these names, and its optimizer, made as chapter 4 makes them."""
-    mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AUTO,) * 2)
-
-    def make():
-        model = OneWeight(names)
-        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
-
-    with jax.set_mesh(mesh):
-        return jax.jit(make)()
-
-
-ANNOTATIONS = [(None, None), ("data", None), ("data", "model")]
-
-
-@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
-@pytest.mark.parametrize(
-    "tx",
-    [
-        optax.adamw(1e-3),
-        optax.sgd(1e-3, momentum=0.9),
-        optax.lion(1e-3),
-        optax.contrib.muon(1e-3),
-    ],
-    ids=["adamw", "momentum", "lion", "muon"],
-)
-def test_state_with_the_shape_of_its_weight_is_sharded_as_the_weight_is(tx, names):
-    """With AdamW, SGD with momentum, Lion and Muon all state of a weight's shape lies as the weight."""
-    model, optimizer = optimizer_for(tx, names)
-    state = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (256, 512)]
-    assert state
-    for leaf in state:
-        assert leaf.sharding.is_equivalent_to(model.w.sharding, 2)
-
-
-@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
-@pytest.mark.parametrize(
-    "tx, rank",
-    [(optax.adafactor(1e-3), 1), (optax.sm3(1e-3), 1), (optax.novograd(1e-3), 0)],
-    ids=["adafactor", "sm3", "novograd"],
-)
-def test_state_with_fewer_dimensions_than_its_weight_raises(tx, rank, names):
-    """With Adafactor, SM3 or NovoGrad making the optimizer raises, even if nothing is sharded."""
-    with pytest.raises(
-        ValueError, match=f"rank at least 2, but was applied to a value of rank {rank}"
-    ):
-        optimizer_for(tx, names)
-
-
-@compiled_for_cpu
-@pytest.mark.parametrize(
-    "sizes, names, piece",
-    [
-        ((2, 4), ("data", "model"), (5, 64, 512)),  # history and rows, not rows and columns
-        ((1, 8), (None, "model"), (10, 32, 512)),  # rows, not columns
-        ((8, 1), ("data", None), (10, 256, 512)),  # whole: eight do not divide a history of ten
-    ],
-    ids=str,
-)
-def test_lbfgs_shards_its_history_in_the_wrong_dimensions(sizes, names, piece):
-    """With L-BFGS nothing is raised: the annotation shards the wrong dimensions of its history, or
-    leaves it whole if the sizes do not divide."""
-    model, optimizer = optimizer_for(optax.lbfgs(memory_size=10), names, sizes)
-    history = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (10, 256, 512)]
-    assert history
-    for leaf in history:
-        assert leaf.sharding.shard_shape(leaf.shape) == piece
-        assert piece[1:] != model.w.sharding.shard_shape(model.w.shape)
 
 
 def test_the_optimizer_gives_each_moment_the_annotation_of_its_weight(page):
@@ -333,65 +253,6 @@ def test_the_first_gradients_agree_under_all_strategies(page):
         gradients[name] = host(optimizer.opt_state[0].mu)
     for gradient in gradients.values():
         assert apart(gradient, gradients["one device"]) < 1e-5
-
-
-def test_adam_hides_a_gradient_that_is_eight_times_too_large():
-    """Adam's updates for gradients that are eight times too large are the same."""
-
-    def updates_for(gradients):
-        tx = optax.adam(1e-3)
-
-        def one(state, gradient):
-            update, state = tx.update(gradient, state)
-            return state, update
-
-        return np.asarray(jax.lax.scan(one, tx.init(gradients[0]), gradients)[1])
-
-    gradients = jnp.asarray(np.random.default_rng(0).normal(size=(20, 64)), "float32")
-    updates = updates_for(gradients)
-    np.testing.assert_allclose(updates, updates_for(8 * gradients), rtol=1e-3, atol=1e-8)
-    assert np.abs(updates[0]).max() < 1.001e-3  # a fresh start: at most the learning rate
-
-
-# How large a step of Adam can be
-
-
-def adam_steps(gradients):
-    """Sizes of Adam's updates, in learning rates."""
-    tx = optax.adam(1.0)
-
-    def one(state, gradient):
-        update, state = tx.update(gradient, state)
-        return state, update
-
-    updates = jax.lax.scan(one, tx.init(gradients[0]), gradients)[1]
-    return np.abs(np.asarray(updates))
-
-
-def test_adams_first_step_is_one_learning_rate():
-    """Adam's step is about one learning rate."""
-    assert adam_steps(jnp.ones(20)) == pytest.approx(1, abs=0.01)
-
-
-def test_after_many_zeros_adams_first_step_is_three_and_later_ones_are_up_to_seven():
-    """When gradients arrive after many zeros, the first step is about three learning rates, and
-    later ones are up to seven."""
-    steps = adam_steps(jnp.concatenate([jnp.zeros(5000), jnp.ones(200)]))[5000:]
-    assert 2.9 < steps[0] < 3.2
-    assert 6 < steps.max() < 7.3 and steps.argmax() > 0
-
-
-def test_no_history_makes_a_step_of_adam_larger_than_7_3_learning_rates():
-    """The largest step that any history can make is (1-b1) / sqrt((1-b2)(1-b1²/b2)), 7.27."""
-    b1, b2 = 0.9, 0.999
-    bound = (1 - b1) / np.sqrt((1 - b2) * (1 - b1**2 / b2))
-    assert 7.2 < bound < 7.3
-    ages = np.arange(2000)[::-1]
-    worst = jnp.asarray((b1 / b2) ** ages, "float32")  # where Cauchy and Schwarz are equal
-    steps = adam_steps(jnp.concatenate([jnp.zeros(20_000), worst]))
-    assert steps[-1] == pytest.approx(bound, rel=1e-3)
-    others = np.random.default_rng(0).normal(size=(64, 400)) * np.logspace(-4, 0, 400)
-    assert max(adam_steps(jnp.asarray(row, "float32")).max() for row in others) < bound
 
 
 # What each strategy sends
@@ -576,15 +437,12 @@ def test_without_constraints_no_kernel_of_a_block_is_gathered(page):
     assert page.sent_mb(program) == pytest.approx(sent("train-loose", "cpu"))
 
 
-@pytest.mark.parametrize("compiler", ["gpu", "tpu", "cpu"])
-def test_what_fsdp_without_constraints_costs(compiler):
-    """With constraints the batch does not matter. Without, 64 rows send less and 1,024 rows more
-    than five times as much."""
-    pinned, more_pinned = sent("train-fsdp", compiler), sent("train-fsdp-1024", compiler)
-    assert pinned == more_pinned
-    assert sent("train-loose", compiler) < pinned
-    assert sent("train-loose-1024", compiler) > 5 * more_pinned
-    assert 15 < sent("train-loose-1024", compiler) / sent("train-loose", compiler) < 18
+def test_what_fsdp_without_constraints_costs():
+    """On an H100 22.5 MB in place of 3.2 with 1,024 rows, and less with 64; with constraints the
+    batch does not matter."""
+    told = [f"{sent(name, 'gpu'):.1f}" for name in ("train-loose-1024", "train-fsdp-1024")]
+    assert told == ["22.5", "3.2"]
+    assert sent("train-loose", "gpu") < sent("train-fsdp", "gpu") == sent("train-fsdp-1024", "gpu")
 
 
 # The companion has this program
@@ -628,11 +486,13 @@ def test_the_companion_trains_as_this_page(page):
     np.testing.assert_allclose(run.losses, page.runs["FSDP"].losses[:20], rtol=1e-5)
 
 
-def test_the_companion_has_the_data_of_this_page(page):
-    """many_devices.data has the same images and labels, in the same order."""
-    assert np.array_equal(data.images_BI, page.images_BI)
-    assert np.array_equal(data.labels_B, page.labels_B)
-    assert (data.train, data.test) == (page.train_rows, page.test_rows)
+def test_the_data_are_scikit_learns_digits_shuffled():
+    """1,797 images of 8 by 8 pixels between 0 and 1, in an order that mixes the classes."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(1797)
+    assert data.images_BI.shape == (1797, 64) and data.images_BI.max() == 1
+    assert np.array_equal(data.images_BI, digits.data[order] / 16)
+    assert np.array_equal(data.labels_B, digits.target[order])
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from flax import nnx
 
@@ -18,6 +19,7 @@ from many_devices.model import pinned
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "04a-train-checks"
+AUTO = jax.sharding.AxisType.Auto
 
 
 # The counter
@@ -172,6 +174,22 @@ def test_how_the_bytes_grow_with_the_batch(page):
     assert 15 < ratios[1024] / ratios[64] < 17  # sixteen times the rows
 
 
+def sent(name, compiler):
+    """What the stored program sends, in bytes."""
+    return sum(row["wire"] for row in stored_program(name)[compiler]["moves"])
+
+
+@pytest.mark.parametrize("compiler", ["gpu", "tpu", "cpu"])
+def test_what_fsdp_without_constraints_costs(compiler):
+    """With constraints the batch does not matter. Without, 64 rows send less and 1,024 rows more
+    than five times as much."""
+    pinned, more_pinned = sent("train-fsdp", compiler), sent("train-fsdp-1024", compiler)
+    assert pinned == more_pinned
+    assert sent("train-loose", compiler) < pinned
+    assert sent("train-loose-1024", compiler) > 5 * more_pinned
+    assert 15 < sent("train-loose-1024", compiler) / sent("train-loose", compiler) < 18
+
+
 @compiled_for_cpu
 def test_without_a_scan_a_larger_batch_makes_weights_move(page):
     """Written out one after another, at 64 rows no kernel of a block is gathered, at 1,024 all."""
@@ -246,6 +264,146 @@ def test_h100_gathers_as_much_and_tpu_half_of_it(page):
     assert page.gathered_bytes("gpu") == 2_390_016 == 2 * page.gathered_bytes("tpu")
     moves = stored_program("train-fsdp")["tpu"]["moves"]
     assert {row["dtype"] for row in moves if row["kind"] == "all-gather"} == {"bfloat16"}
+
+
+# Compare two runs by their gradients
+
+
+def test_adam_hides_a_gradient_that_is_eight_times_too_large():
+    """Adam's updates for gradients that are eight times too large are the same."""
+
+    def updates_for(gradients):
+        tx = optax.adam(1e-3)
+
+        def one(state, gradient):
+            update, state = tx.update(gradient, state)
+            return state, update
+
+        return np.asarray(jax.lax.scan(one, tx.init(gradients[0]), gradients)[1])
+
+    gradients = jnp.asarray(np.random.default_rng(0).normal(size=(20, 64)), "float32")
+    updates = updates_for(gradients)
+    np.testing.assert_allclose(updates, updates_for(8 * gradients), rtol=1e-3, atol=1e-8)
+    assert np.abs(updates[0]).max() < 1.001e-3  # a fresh start: at most the learning rate
+
+
+# How large a step of Adam can be
+
+
+def adam_steps(gradients):
+    """Sizes of Adam's updates, in learning rates."""
+    tx = optax.adam(1.0)
+
+    def one(state, gradient):
+        update, state = tx.update(gradient, state)
+        return state, update
+
+    updates = jax.lax.scan(one, tx.init(gradients[0]), gradients)[1]
+    return np.abs(np.asarray(updates))
+
+
+def test_adams_first_step_is_one_learning_rate():
+    """Adam's step is about one learning rate."""
+    assert adam_steps(jnp.ones(20)) == pytest.approx(1, abs=0.01)
+
+
+def test_after_many_zeros_adams_first_step_is_three_and_later_ones_are_up_to_seven():
+    """When gradients arrive after many zeros, the first step is about three learning rates, and
+    later ones are up to seven."""
+    steps = adam_steps(jnp.concatenate([jnp.zeros(5000), jnp.ones(200)]))[5000:]
+    assert 2.9 < steps[0] < 3.2
+    assert 6 < steps.max() < 7.3 and steps.argmax() > 0
+
+
+def test_no_history_makes_a_step_of_adam_larger_than_7_3_learning_rates():
+    """The largest step that any history can make is (1-b1) / sqrt((1-b2)(1-b1²/b2)), 7.27."""
+    b1, b2 = 0.9, 0.999
+    bound = (1 - b1) / np.sqrt((1 - b2) * (1 - b1**2 / b2))
+    assert 7.2 < bound < 7.3
+    ages = np.arange(2000)[::-1]
+    worst = jnp.asarray((b1 / b2) ** ages, "float32")  # where Cauchy and Schwarz are equal
+    steps = adam_steps(jnp.concatenate([jnp.zeros(20_000), worst]))
+    assert steps[-1] == pytest.approx(bound, rel=1e-3)
+    others = np.random.default_rng(0).normal(size=(64, 400)) * np.logspace(-4, 0, 400)
+    assert max(adam_steps(jnp.asarray(row, "float32")).max() for row in others) < bound
+
+
+# Which optimizers need no annotations of their own
+
+
+class OneWeight(nnx.Module):
+    def __init__(self, names):
+        self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=names)
+
+
+def optimizer_for(tx, names, sizes=(2, 4)):
+    """A model of one weight with these names, and its optimizer, made as chapter 4 makes them."""
+    mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AUTO,) * 2)
+
+    def make():
+        model = OneWeight(names)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    with jax.set_mesh(mesh):
+        return jax.jit(make)()
+
+
+ANNOTATIONS = [(None, None), ("data", None), ("data", "model")]
+
+
+@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adamw(1e-3),
+        optax.sgd(1e-3, momentum=0.9),
+        optax.lion(1e-3),
+        optax.contrib.muon(1e-3),
+    ],
+    ids=["adamw", "momentum", "lion", "muon"],
+)
+def test_state_with_the_shape_of_its_weight_is_sharded_as_the_weight_is(tx, names):
+    """With AdamW, SGD with momentum, Lion and Muon all state of a weight's shape lies as the weight."""
+    model, optimizer = optimizer_for(tx, names)
+    state = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (256, 512)]
+    assert state
+    for leaf in state:
+        assert leaf.sharding.is_equivalent_to(model.w.sharding, 2)
+
+
+@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
+@pytest.mark.parametrize(
+    "tx, rank",
+    [(optax.adafactor(1e-3), 1), (optax.sm3(1e-3), 1), (optax.novograd(1e-3), 0)],
+    ids=["adafactor", "sm3", "novograd"],
+)
+def test_state_with_fewer_dimensions_than_its_weight_raises(tx, rank, names):
+    """With Adafactor, SM3 or NovoGrad making the optimizer raises, even if nothing is sharded."""
+    with pytest.raises(
+        ValueError, match=f"rank at least 2, but was applied to a value of rank {rank}"
+    ):
+        optimizer_for(tx, names)
+
+
+@compiled_for_cpu
+@pytest.mark.parametrize(
+    "sizes, names, piece",
+    [
+        ((2, 4), ("data", "model"), (5, 64, 512)),  # history and rows, not rows and columns
+        ((1, 8), (None, "model"), (10, 32, 512)),  # rows, not columns
+        ((8, 1), ("data", None), (10, 256, 512)),  # whole: eight do not divide a history of ten
+    ],
+    ids=str,
+)
+def test_lbfgs_shards_its_history_in_the_wrong_dimensions(sizes, names, piece):
+    """With L-BFGS nothing is raised: the annotation shards the wrong dimensions of its history, or
+    leaves it whole if the sizes do not divide."""
+    model, optimizer = optimizer_for(optax.lbfgs(memory_size=10), names, sizes)
+    history = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (10, 256, 512)]
+    assert history
+    for leaf in history:
+        assert leaf.sharding.shard_shape(leaf.shape) == piece
+        assert piece[1:] != model.w.sharding.shard_shape(model.w.shape)
 
 
 # Metrics

@@ -37,7 +37,6 @@ SHOWN = [
     ("04-train", training.compiled_step),
     ("04-train", training.batch_of),
     ("04-train", training.shuffled),
-    ("04-train", training.Run),
     ("04-train", training.sent_mb),
     ("02-variables", checks.misplaced),
     ("05-checkpoint", logical.mesh_of),
