@@ -435,17 +435,26 @@ def grid():
     return jax.make_mesh((2, 4), ("data", "model"), axis_types=auto * 2)
 
 
+def outputs(draw, mesh):
+    """64 equal rows after dropout: they differ by their masks alone."""
+    mapped = jax.shard_map(draw, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    return jax.jit(mapped)(jax.random.key(0), jnp.ones((64, 32)))
+
+
 def test_one_key_for_all_gives_eight_masks_and_a_folded_key_64(page):
     """Without the position, all devices draw the same masks for their 8 rows."""
-    assert len(np.unique(page.outputs(page.same_masks, page.mesh), axis=0)) == 8
-    assert len(np.unique(page.outputs(page.own_masks, page.mesh), axis=0)) == 64
+    assert len(np.unique(outputs(partial(page.dropout, False), page.mesh), axis=0)) == 8
+    assert len(np.unique(outputs(partial(page.dropout, True), page.mesh), axis=0)) == 64
+    assert len(np.unique(page.dropped, axis=0)) == 64
 
 
 def test_masks_are_the_same_again_on_the_same_mesh_and_others_on_another(page):
     """A run that restarts on the same mesh draws the masks of the interrupted one."""
     auto, devices = (jax.sharding.AxisType.Auto,), jax.devices()[:4]
     four = jax.make_mesh((4,), ("data",), axis_types=auto, devices=devices)
-    first, again, other = (page.outputs(page.own_masks, m) for m in (page.mesh, page.mesh, four))
+    first, again, other = (
+        outputs(partial(page.dropout, True), m) for m in (page.mesh, page.mesh, four)
+    )
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
@@ -466,7 +475,7 @@ def copies_that_differ(grid, axes):
 
 def test_one_axis_too_many_makes_copies_differ(page, grid):
     """Folded along `model` as well, devices with the same rows draw different masks."""
-    assert len(np.unique(page.outputs(page.own_masks, grid), axis=0)) == 64
+    assert len(np.unique(outputs(partial(page.dropout, True), grid), axis=0)) == 64
     assert copies_that_differ(grid, ("data",)) == [1, 1]
     assert copies_that_differ(grid, ("data", "model")) == [4, 4]
 
@@ -492,7 +501,7 @@ def test_under_jit_each_row_has_its_own_mask(page):
     """Under jax.jit the batch is one array."""
     sharding = jax.NamedSharding(page.mesh, P("data"))
     ones = jax.device_put(jnp.ones((64, 32)), sharding)
-    dropped = jax.jit(page.same_masks)(jax.random.key(0), ones)
+    dropped = jax.jit(partial(page.dropout, False))(jax.random.key(0), ones)
     assert len(np.unique(dropped, axis=0)) == 64
 
 
