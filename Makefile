@@ -68,7 +68,7 @@ lint: venv-test ## the rules of pages, ruff, mypy (as on Windows too), spelling,
 sync: venv ## write what is made from book/: notebooks, setup cells, lists
 	@$(RUN) bookkit sync
 
-figures: venv ## draw the figures whose program, or what it reads, changed
+figures: venv ## draw the figures, and write those that changed
 	@$(RUN) bookkit figures
 
 po: venv ## update the catalogues for translators, locale/*/LC_MESSAGES/book.po (needs gettext)

@@ -16,8 +16,6 @@ from pages import check_exercise, compiled_for_cpu, exercises_of
 PAGE = "07-explicit"
 P = jax.P
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-STRICT = jax.__version_info__ >= (0, 11, 1)  # about the batch dimensions of a product
-ALIKE = "batch dimensions .* to have the same sharding"
 
 
 def like(shape, *spec):
@@ -90,14 +88,6 @@ def test_the_type_of_a_product_on_devices_that_are_not_here(page):
     assert page.cluster.size == 1024 > jax.device_count()
 
 
-def test_each_axis_of_a_mesh_has_its_own_mode(page):
-    """On a mesh with an Explicit and an Auto axis, the type shows the Explicit one only."""
-    mixed = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit, AxisType.Auto))
-    x_BD, w_DF = put(page.x_BD, mixed, "data"), put(page.w_DF, mixed, None, "model")
-    with jax.set_mesh(mixed):
-        assert str(jax.typeof(jax.jit(jnp.dot)(x_BD, w_DF))) == "float32[8@data,32]"
-
-
 # ShardingTypeError
 
 
@@ -129,13 +119,12 @@ def test_one_way_sums_256_bytes_and_the_other_gathers_2560(page):
     assert [page.sent(sums), page.sent(gathers)] == [384, 1920]
 
 
-def test_h100_moves_what_cpu_moves_and_tpu_gathers_in_bfloat16(page):
+def test_h100_moves_what_cpu_moves_and_tpu_gathers_in_bfloat16():
     """The stored programs: 384 or 1,920 bytes for H100; the TPU gathers half of the bytes."""
     for compiler in ("cpu", "gpu", "tpu"):
         assert stored_moves("typed-result", compiler) == [("all-reduce", "float32", 384)]
     for compiler, dtype, size in [("gpu", "float32", 1920), ("tpu", "bfloat16", 960)]:
         assert stored_moves("typed-inputs", compiler) == [("all-gather", dtype, size)]
-        assert page.stored("typed-inputs", compiler) == size
 
 
 # The rules
@@ -158,7 +147,6 @@ def test_the_rules_of_the_table_hold(page):
         (lambda h: h.max(axis=0), (h,), "[32@model]"),
         (lambda h: h.mean(axis=1), (h,), "[8@data]"),
         (jnp.dot, (c, page.whole_DF), "[8,32]"),  # summed, sharded in one operand
-        (lambda c: c[0], (c,), "[16@model]"),
         (page.heads, (h,), "[8@data,4@model,8]"),
         (lambda x: x.reshape(4, 2, 16), (x,), "[4@data,2,16]"),
         (lambda x: x.reshape(2, 4, 16), (x,), "[2@data,4,16]"),
@@ -176,11 +164,6 @@ def test_a_dimension_that_a_product_keeps_from_one_operand_keeps_its_sharding():
             assert "illegally sharded result" in message(spec_of, jnp.dot, *pair)
         else:
             assert spec_of(jnp.dot, *pair) == P(rows, columns)
-
-
-def test_an_index_into_a_sharded_dimension_raises(page):
-    """h[0] raises, in a jitted function as well."""
-    assert "ShardingTypeError" in message(jax.jit(lambda h: h[0]), page.h_BF)
 
 
 def test_a_part_that_the_devices_do_not_divide_raises(page):
@@ -248,10 +231,15 @@ def test_what_moves_for_an_accepted_product_is_the_compilers_choice(page):
 
 def test_auto_axes_hands_a_line_to_the_compiler(page):
     """A sort along a sharded dimension raises; handed over, it sorts, and is sharded as said."""
-    assert "sorting dimension" in message(page.sort_rows, page.x_BD)
-    assert page.type_of(page.handed_over, page.x_BD) == "float32[8@data,16]"
+
+    def sort_rows(x_BD):
+        return jnp.sort(x_BD, axis=0)
+
+    handed_over = jax.sharding.auto_axes(sort_rows, out_sharding=P("data", None))
+    assert "sorting dimension" in message(sort_rows, page.x_BD)
+    assert page.type_of(handed_over, page.x_BD) == "float32[8@data,16]"
     host = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
-    found = jax.jit(page.handed_over)(put(host, page.mesh, "data", None))
+    found = jax.jit(handed_over)(put(host, page.mesh, "data", None))
     np.testing.assert_array_equal(found, np.sort(host, axis=0))
 
 
@@ -259,126 +247,6 @@ def test_three_operations_one_after_the_other(page):
     """The answer to the question: the bias is sharded by columns, and the sum of heads 4@model,8."""
     assert str(jax.typeof(page.b_F)) == "float32[32@model]"
     assert page.type_of(page.sum_of_heads, page.h_BF, page.b_F) == "float32[4@model,8]"
-
-
-# Attention
-
-
-def heads(queries, keys):
-    return jnp.einsum("bshc,bthc->bhst", queries, keys)
-
-
-def test_batch_dimensions_must_be_sharded_alike_since_jax_0_11_1():
-    """A product whose batch dimensions are not sharded alike raises; JAX before 0.11.1 took it."""
-    queries, keys = like((8, 16, 4, 8), "data", None, "model"), like((8, 16, 4, 8), "data")
-    if STRICT:
-        with pytest.raises(Exception, match=ALIKE):
-            spec_of(heads, queries, keys)
-    else:
-        assert spec_of(heads, queries, keys)[:2] == ("data", "model")
-    assert spec_of(heads, queries, queries) == P("data", "model", None, None)
-
-
-def test_the_keys_of_the_page_are_not_sharded_like_its_queries(page):
-    """Scores of its queries and its whole keys raise; of queries and queries they do not."""
-    if STRICT:
-        with pytest.raises(Exception, match=ALIKE):
-            jax.eval_shape(page.scores, page.q_BSHC, page.k_BTHC)
-    found = page.type_of(page.scores, page.q_BSHC, page.q_BSHC)
-    assert found == "float32[8@data,4@model,16,16]"
-
-
-def test_resharded_keys_or_keys_without_heads_are_accepted(page):
-    """Both give scores by examples and heads, and the same values."""
-    keys = page.k_BTC, np.repeat(np.asarray(page.k_BTC)[:, :, None], 4, axis=2)
-    with_heads = put(keys[1], page.mesh, "data")
-    for function, given in [(page.resharded, page.k_BTHC), (page.without_heads, page.k_BTC)]:
-        assert page.type_of(function, page.q_BSHC, given) == "float32[8@data,4@model,16,16]"
-    one = jax.jit(page.resharded)(page.q_BSHC, with_heads)
-    np.testing.assert_allclose(one, jax.jit(page.without_heads)(page.q_BSHC, keys[0]))
-
-
-@compiled_for_cpu
-def test_resharding_whole_keys_moves_nothing(page):
-    """Every device has all keys, so it keeps those of its heads."""
-    assert not traffic(page.resharded, page.q_BSHC, page.k_BTHC)
-    assert not traffic(page.without_heads, page.q_BSHC, page.k_BTC)
-
-
-@compiled_for_cpu
-def test_the_other_products_of_attention_are_accepted_and_move_nothing(page):
-    """Into the heads, scores and mixed values, where examples and heads are sharded alike."""
-    x_BSD = put(np.ones((8, 16, 32), "float32"), page.mesh, "data")
-    w_DHC = put(np.ones((32, 4, 8), "float32"), page.mesh, None, "model")
-    scores_BHST = put(np.ones((8, 4, 16, 16), "float32"), page.mesh, "data", "model")
-    q_BSHC = page.q_BSHC
-    for formula, left, right, expected in [
-        ("BSD,DHC->BSHC", x_BSD, w_DHC, "float32[8@data,16,4@model,8]"),
-        ("BSHC,BTHC->BHST", q_BSHC, q_BSHC, "float32[8@data,4@model,16,16]"),
-        ("BHST,BTHC->BSHC", scores_BHST, q_BSHC, "float32[8@data,16,4@model,8]"),
-    ]:
-        product = functools.partial(jnp.einsum, formula)
-        assert page.type_of(product, left, right) == expected
-        assert not traffic(product, left, right)
-
-
-def test_from_the_heads_back_to_the_width_is_row_parallel(page):
-    """The last product of attention sums over heads, which are sharded in both operands."""
-    w_HCD = put(np.ones((4, 8, 32), "float32"), page.mesh, "model")
-    back_to_width = functools.partial(jnp.einsum, "BSHC,HCD->BSD")
-    said = message(back_to_width, page.q_BSHC, w_HCD)
-    assert said.startswith("ShardingTypeError: Contracting dim")
-    fixed = functools.partial(back_to_width, out_sharding=P("data", None, None))
-    assert page.type_of(fixed, page.q_BSHC, w_HCD) == "float32[8@data,16,32]"
-
-
-def by_the_rules(formula, *specs):
-    """The spec of a product by the table's rules, "raises", or "whole beside sharded"."""
-    inputs, kept = formula.split("->")
-    entries = {}  # of each letter, in every operand that has it
-    for letters, spec in zip(inputs.split(","), specs):
-        for letter, axis in zip(letters, spec):
-            entries.setdefault(letter, []).append(axis)
-    for letter, axes in entries.items():
-        sharded = [axis for axis in axes if axis]
-        if letter not in kept and len(sharded) > 1:  # contracted, sharded in both
-            return "raises"
-        if letter in kept and len(set(sharded)) > 1:  # along two different axes
-            return "raises"
-    if any(len(set(entries[letter])) > 1 for letter in kept):
-        return "whole beside sharded"
-    result = [entries[letter][0] for letter in kept]
-    named = [axis for axis in result if axis]
-    return P(*result) if len(named) == len(set(named)) else "raises"
-
-
-def by_jax(formula, *specs):
-    pair = [like((8,) * len(spec), *spec) for spec in specs]
-    try:
-        return spec_of(functools.partial(jnp.einsum, formula), *pair)
-    except Exception as error:
-        assert type(error).__name__ == "ShardingTypeError"
-        return "raises"
-
-
-def test_the_rules_of_einsum_agree_with_jax_on_88_pairs_of_shardings():
-    """A letter that is kept must be sharded alike in both, a contracted one in one at most."""
-
-    def specs_of(letters):
-        choices = itertools.product([None, "data", "model"], repeat=len(letters))
-        return [s for s in choices if len(set(s) - {None}) == len(s) - s.count(None)]
-
-    tried = raised = 0
-    for formula in ("ab,ab->ab", "bd,d->b", "b,b->", "b,c->bc"):
-        left, right = formula.split("->")[0].split(",")
-        for specs in itertools.product(specs_of(left), specs_of(right)):
-            said, found = by_the_rules(formula, *specs), by_jax(formula, *specs)
-            if said == "whole beside sharded":
-                said = "raises" if STRICT else found
-            assert found == said, (formula, specs)
-            tried += 1
-            raised += said == "raises"
-    assert tried == 88 and (raised == 56 if STRICT else raised < 56)
 
 
 # Accepted is not free
@@ -401,12 +269,11 @@ def test_everyday_lines_send_these_bytes(page):
         return x_BD[::-1]
 
     x, h = page.x_BD, page.h_BF
-    everyday = {operation: function for operation, (function, _) in page.everyday.items()}
     for function, array, kind, payload, sent in [
-        (everyday["x[::2]"], x, None, 0, 0),
-        (everyday["h[:, :16]"], h, "collective-permute", 192, 192),
-        (everyday["h.argmax(axis=1)"], h, "all-gather", 128, 96),
-        (everyday["concatenate([x, x])"], x, "all-to-all", 768, 384),
+        (*page.everyday["x[::2]"], None, 0, 0),
+        (*page.everyday["h[:, :16]"], "collective-permute", 192, 192),
+        (*page.everyday["h.argmax(axis=1)"], "all-gather", 128, 96),
+        (*page.everyday["concatenate([x, x])"], "all-to-all", 768, 384),
         (reverse, x, "collective-permute", 256, 256),
         (lambda h: h.reshape(256), h, "all-to-all", 128, 96),
         (lambda x: jnp.concatenate([x, x], 1), x, None, 0, 0),
@@ -414,26 +281,7 @@ def test_everyday_lines_send_these_bytes(page):
         found = traffic(function, array, mesh=page.mesh)
         assert found.kinds == ({kind} if kind else set())
         assert (found.total_payload_bytes, page.sent(found)) == (payload, sent)
-    assert page.type_of(everyday["x[::2]"], x) == "float32[4@data,16]"
-
-
-@compiled_for_cpu
-def test_half_of_the_columns_costs_the_second_device_192_bytes(page):
-    """It sends all of its 128 bytes to the third device, which needs half, and 64 to the fourth."""
-    function, h = page.everyday["h[:, :16]"]
-    found = sorted(traffic(function, h, mesh=page.mesh), key=lambda move: -move.payload_bytes)
-    assert h.addressable_shards[1].data.nbytes == 128
-    assert [move.payload_bytes for move in found] == [128, 64]
-    assert (1, 2) in found[0].groups and (1, 3) in found[1].groups
-
-
-@compiled_for_cpu
-def test_joining_two_batches_takes_two_all_to_alls(page):
-    """They send 384 bytes, where the piece of a device has 256."""
-    function, x = page.everyday["concatenate([x, x])"]
-    found = traffic(function, x, mesh=page.mesh)
-    assert x.addressable_shards[0].data.nbytes == 256
-    assert sorted(move.wire_bytes for move in found) == [128, 256]
+    assert page.type_of(*page.everyday["x[::2]"]) == "float32[4@data,16]"
 
 
 @pytest.mark.parametrize("compiler", ["gpu", "tpu", "cpu"])
@@ -448,28 +296,6 @@ def test_the_compilers_for_h100_and_tpu_send_the_same(compiler):
         ("reverse", 256),
     ]:
         assert sum(sent for *_, sent in stored_moves(f"accepted-{name}", compiler)) == size
-
-
-@pytest.mark.skipif(
-    jax.__version_info__ < (0, 12), reason="jax.sharding.no_collectives is new in JAX 0.12"
-)
-def test_of_the_everyday_lines_the_guard_refuses_only_argmax(page):
-    """jax.sharding.no_collectives reads types, and the slices and concatenate keep their axes."""
-
-    def refused(function, array):
-        def guarded(array):
-            with jax.sharding.no_collectives({"data", "model"}):
-                return function(array)
-
-        try:
-            jax.eval_shape(guarded, array)
-        except Exception as error:
-            assert type(error).__name__ == "ForbiddenCollectiveError", error
-            return True
-        return False
-
-    lines = {**page.everyday, "two_rows(x)": (page.two_rows, page.x_BD)}
-    assert [line for line in lines if refused(*lines[line])] == ["h.argmax(axis=1)"]
 
 
 @compiled_for_cpu

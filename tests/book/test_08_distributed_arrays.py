@@ -1,6 +1,7 @@
 """Chapter 8, "Committed arrays and constraints: who decides where a result lives"."""
 
 import ast
+import itertools
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import meshscope as ms
 from many_devices.compiled import stored_program
@@ -55,13 +57,27 @@ def test_nothing_moves_for_a_sine_a_copy_and_this_product(page):
         assert not traffic(function, *inputs)
 
 
-def test_there_are_eleven_ways_to_shard_a_matrix_over_two_axes(page):
-    """The eleven specs put different pieces on the devices."""
+def test_four_kinds_of_specs_shard_a_matrix_over_two_axes(page):
+    """Each puts other pieces on the devices, and each of the ten specs that shard is like one of them."""
+
+    def kind(spec):
+        """The names of axes in each dimension; of one dimension alone, only their number."""
+        named = [tuple(jax.tree.leaves(entry)) for entry in spec]
+        return tuple(named) if all(named) else len(named[0] + named[1])
+
+    entries = [None, "data", "model", ("data", "model"), ("model", "data")]
+    every = [
+        P(rows, columns)
+        for rows, columns in itertools.product(entries, entries)
+        if len(used := jax.tree.leaves([rows, columns])) == len(set(used)) > 0
+    ]
+    assert len(every) == 10
+    assert {kind(spec) for spec in every} == {kind(spec) for spec in page.specs}
     found = set()
     for spec in page.specs:
         placed = put(page.x_host, page.mesh, *spec)
         found.add(str(placed.sharding.devices_indices_map(placed.shape)))
-    assert len(found) == len(page.specs) == 11
+    assert len(found) == len(page.specs) == 4
 
 
 def test_an_axis_that_a_spec_leaves_out_means_copies(page):
@@ -90,9 +106,14 @@ def test_what_you_put_somewhere_is_committed(page):
     assert ids == [{0}, {0}, {7}]
 
 
+def explicit_twin(page):
+    """The mesh of the page in Explicit mode."""
+    return jax.make_mesh((2, 4), page.names, axis_types=(AxisType.Explicit,) * 2)
+
+
 def kinds_of_arrays(page):
-    """Those of the page's table, and one on a mesh in Explicit mode."""
-    typed = put(page.host, page.explicit_mesh, "data", "model")
+    """Those that the page adds `far` to, and one on a mesh in Explicit mode."""
+    typed = put(page.host, explicit_twin(page), "data", "model")
     return {**page.arrays, "Explicit": typed}
 
 
@@ -161,10 +182,10 @@ def test_inside_set_mesh_the_mesh_decides_with_them(page):
                     assert found in ("error", "NumPy") or found[1]
 
 
-def test_the_table_of_the_page(page):
+def test_where_the_sums_of_the_four_arrays_are_computed(page):
     """On which devices x + 1, x + far and x + spread are, outside of set_mesh, and x + 1 inside."""
     every = list(range(8)), True
-    table = {
+    expected = {
         "host": ["NumPy", ([7], True), every, "NumPy"],
         "loose": [([0], False), ([7], True), every, every],
         "near": [([0], True), "error", "error", "error"],
@@ -176,7 +197,7 @@ def test_the_table_of_the_page(page):
         ]
         with jax.set_mesh(page.mesh):
             inside = found_at(EXPRESSIONS["x + 1"], x, page)
-        assert [*outside, inside] == table[name], name
+        assert [*outside, inside] == expected[name], name
 
 
 def test_the_page_prints_where_a_result_is(page):
@@ -232,20 +253,9 @@ def test_the_message_names_both_sides(page):
 
 def test_device_put_repairs_both(page):
     """Put onto the sharding of spread, both arrays can be added to it."""
-    for repaired in (page.far_on_the_mesh, page.repaired):
+    for repaired in (page.far_on_the_mesh, jax.device_put(page.turned, page.spread.sharding)):
         assert repaired.sharding == (repaired + page.spread).sharding == page.spread.sharding
         np.testing.assert_array_equal(repaired + page.spread, page.host + page.host)
-
-
-def test_between_the_two_orders_every_block_moves(page):
-    """No device has its own block in the other order: all 256 bytes travel."""
-    home = page.spread.sharding.devices_indices_map(page.spread.shape)
-    travelling = [
-        shard.data.nbytes
-        for shard in page.turned.addressable_shards
-        if shard.index != home[shard.device]
-    ]
-    assert sum(travelling) == page.host.nbytes == 256
 
 
 # The mode of the mesh
@@ -253,15 +263,15 @@ def test_between_the_two_orders_every_block_moves(page):
 
 @compiled_for_cpu
 def test_in_auto_mode_the_compiler_chooses_a_sharding(page):
-    """Compiled for CPU, the rows of the product stay along data."""
+    """Compiled for CPU, the rows of a product over a dimension that is sharded in both stay along data."""
     assert (page.spread @ page.spread.T).sharding.spec == P("data")
 
 
 def test_in_explicit_mode_the_same_product_raises(page):
     """The two arrays are sharded alike, in all but the mode."""
-    assert page.typed.sharding.is_equivalent_to(page.spread.sharding, 2)
-    said = message(lambda: page.typed @ page.typed.T)
-    assert said.startswith("ShardingTypeError: Contracting")
+    typed = put(page.host, explicit_twin(page), "data", "model")
+    assert typed.sharding.is_equivalent_to(page.spread.sharding, 2)
+    assert message(lambda: typed @ typed.T).startswith("ShardingTypeError: Contracting")
 
 
 # Constraints
@@ -327,33 +337,46 @@ def test_a_constraint_spreads_backwards_and_forwards(page):
 
 def test_a_constraint_spreads_to_an_uncommitted_argument(page):
     """The compiled program expects the argument sharded as the constraint says."""
-    program = jax.jit(page.sine_in_columns).lower(page.uncommitted_BD).compile()
+    uncommitted_BD = jnp.asarray(page.x_host)
+    program = jax.jit(page.sine_in_columns).lower(uncommitted_BD).compile()
     ((expected,), _) = program.input_shardings
-    assert not page.uncommitted_BD.committed
+    assert not uncommitted_BD.committed
     assert expected.is_equivalent_to(page.columns, 2)
 
 
-def test_none_means_whole_and_unconstrained_leaves_it_to_the_compiler(page):
-    """With None the rows are made whole; with P.UNCONSTRAINED they stay along data."""
-    assert page.either(page.rows_BD, None).sharding.spec == P(None, "model")
-    assert page.either(page.rows_BD, P.UNCONSTRAINED).sharding.spec == P("data", "model")
+@pytest.mark.parametrize(
+    "rows, expected, told",
+    [
+        ((None, "model"), P(None, "model"), "[{}, {"),
+        ((P.UNCONSTRAINED, "model"), P("data", "model"), "[{?}, {"),
+        ((), P(), "[{}, {}]"),
+    ],
+    ids=["None", "UNCONSTRAINED", "missing"],
+)
+def test_none_or_a_missing_entry_means_whole_and_unconstrained_leaves_it_to_the_compiler(
+    page, rows, expected, told
+):
+    """The rows are made whole, or stay along data; in the program's text {?} is open for Shardy."""
 
+    def constrained(x_BD):
+        return page.pin(jnp.sin(x_BD), jax.NamedSharding(page.mesh, P(*rows)))
 
-def test_the_program_tells_shardy_what_is_whole_and_what_is_open(page):
-    """In the program's text {} means whole, {?} leaves the dimension to Shardy."""
-
-    def told(rows):
-        text = jax.jit(page.by_columns, static_argnums=1).lower(page.rows_BD, rows).as_text()
-        (line,) = [line for line in text.splitlines() if "sharding_constraint" in line]
-        return line
-
-    assert "[{}, {" in told(None) and "[{?}, {" in told(P.UNCONSTRAINED)
+    result = jax.jit(constrained)(page.rows_BD)
+    assert result.sharding.is_equivalent_to(jax.NamedSharding(page.mesh, expected), 2)
+    text = jax.jit(constrained).lower(page.rows_BD).as_text()
+    (line,) = [line for line in text.splitlines() if "sharding_constraint" in line]
+    assert told in line
 
 
 def test_a_constraint_whose_result_is_not_used_does_nothing(page):
     """It isn't even in the program."""
-    assert "sharding_constraint" not in jax.jit(page.forgotten).lower(page.rows_BD).as_text()
-    result = jax.jit(page.forgotten)(page.rows_BD)
+
+    def forgotten(x_BD):
+        page.pin(x_BD, page.columns)  # no `x_BD =`
+        return 2 * x_BD
+
+    assert "sharding_constraint" not in jax.jit(forgotten).lower(page.rows_BD).as_text()
+    result = jax.jit(forgotten)(page.rows_BD)
     assert result.sharding.is_equivalent_to(page.rows_BD.sharding, 2)
     np.testing.assert_array_equal(result, 2 * page.x_host)
 
@@ -402,8 +425,8 @@ def test_a_constraint_repairs_the_sum_and_no_device_makes_a_whole_matrix(page):
 
 def test_in_explicit_mode_the_same_sum_raises(page):
     """A constraint cannot repair it there, jax.reshard does."""
-    operands = page.x_BD, page.swapped_BD
-    x, y = (put(page.x_host, page.explicit_mesh, *a.sharding.spec) for a in operands)
+    operands, mesh = (page.x_BD, page.swapped_BD), explicit_twin(page)
+    x, y = (put(page.x_host, mesh, *a.sharding.spec) for a in operands)
     assert message(jnp.add, x, y).startswith("ShardingTypeError: add got incompatible")
     assert "reshard" in message(jax.jit(lambda y: page.pin(y, x.sharding)), y)
     assert (x + jax.reshard(y, x.sharding)).sharding == x.sharding

@@ -104,18 +104,6 @@ def test_what_the_book_no_longer_says_is_kept_and_found_again(translated):
     assert translated.known.translations[ONE[3]] == f"（{ONE[3]}）"
 
 
-def test_what_was_translated_before_the_catalogue_is_found_in_memory(book):
-    memory = polib.POFile()
-    memory.metadata = {"Content-Type": "text/plain; charset=UTF-8"}
-    memory.append(polib.POEntry(msgid=ONE[1], msgstr="第二句"))
-    book.say(one=["New."], two=["Other words."])
-    path = book.file.parent.parent / "memory.po"
-    memory.save(str(path))
-    before = path.read_bytes()
-    book.say(one=ONE, two=["Other words."])
-    assert book.known.translations == {ONE[1]: "第二句"} and path.read_bytes() == before
-
-
 def test_a_new_language_begins_with_a_catalogue_that_gettext_accepts(book, capsys):
     book.say(one=ONE, two=["Other words."])
     assert '"Language: zh_TW\\n"' in book.file.read_text("utf-8")

@@ -198,22 +198,14 @@ def test_a_changed_program_is_named_with_the_command(book):
     assert "run `make second-compiler`" in said and "the program compiled" in said
 
 
-def test_other_code_for_the_same_program_passes_and_is_remembered(book, monkeypatch):
+def test_other_code_for_the_same_program_passes_and_is_noted(book, monkeypatch):
     toy(book.root, "# in other words\n" + SHOWN.replace("def column_sums", "\n\ndef column_sums"))
     other = Book(book.root)
-    assert second_compiler.check(other).endswith("2, of which 2 make the same program")
-    monkeypatch.setattr(second_compiler, "noted", lambda *_: pytest.fail("a page was run again"))
-    assert second_compiler.check(other).endswith("none")
-
-
-def test_other_code_can_be_noted_for_everyone(book, monkeypatch):
-    toy(book.root, SHOWN + "\n# and nothing else\n")
-    other = Book(book.root)
     before = load_rows(other)["programs"]["sums"]["code"]
+    assert "2, of which 2 make the same program (--note" in second_compiler.check(other)
     second_compiler.check(other, note=True)
     after = load_rows(other)["programs"]["sums"]
     assert after["code"] == digest_of_code(other, load_table(other).programs["sums"]) != before
-    shutil.rmtree(book.root / "_build")
     monkeypatch.setattr(second_compiler, "noted", lambda *_: pytest.fail("a page was run again"))
     assert second_compiler.check(other).endswith("none")
 

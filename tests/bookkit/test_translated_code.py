@@ -47,7 +47,10 @@ def test_comments_at_line_ends_in_runs_in_strings_and_of_forms():
 x = "# no comment"  # at the end
 url = f"{x}#anchor"  # it's here
 def f():
-    """Docstrings are code. # as this"""
+    """A line. # as this"""
+    def g():
+        r"""No plain one."""
+        """And a string."""
     # indented
     #   more
     return """
@@ -61,12 +64,14 @@ y = 1  # noqa: E501
         "one line\nand another",
         "at the end",
         "it's here",
+        "A line. # as this",
         "indented\n  more",
     ]
     messages = {
         "Setup: versions": "設定：版本",
         "one line\nand another": "一行\n兩行\n三行",
         "at the end": "在\n行末",
+        "A line. # as this": "一行。",
         "indented\n  more": "縮排",
     }
     made = with_comments(code, messages)
@@ -74,6 +79,7 @@ y = 1  # noqa: E501
         code.replace("Setup: versions", "設定：版本")
         .replace("# one line\n# and another", "# 一行\n# 兩行\n# 三行")
         .replace("at the end", "在 行末")
+        .replace("A line. # as this", "一行。")
         .replace("# indented\n    #   more", "# 縮排")
     )
     assert tree(made) == tree(code)

@@ -25,7 +25,7 @@ from bookkit.words.checks import (
     unlike_english,
     without_english,
 )
-from bookkit.words.messages import ABOUT_COMMENT, ABOUT_LINES, is_plain
+from bookkit.words.messages import ABOUT_LINES, is_plain
 from bookkit.words.notebooks import BADGE, messages_in_markdown
 from bookkit.words.po import template
 from bookkit.words.report import BROKEN, check_file, check_language, check_messages
@@ -64,17 +64,10 @@ def test_all_that_notebooks_say_is_in_the_catalogue():
 
 
 def finished(kind):
-    """Each finished message of text or of code; what the book said once comes last.
-
-    So there are messages to break whatever is being rewritten.
-    """
+    """Each finished message of text or of code."""
     for text in CHINESE.translations:
         if is_plain(CHINESE.entries[text]) == (kind == "code"):
             yield CHINESE.entries[text]
-    memory = CHINESE.path.parent.parent / "memory.po"
-    comment = ABOUT_COMMENT if kind == "code" else ""
-    for entry in polib.pofile(str(memory), wrapwidth=0) if memory.exists() else ():
-        yield polib.POEntry(msgid=entry.msgid, msgstr=entry.msgstr, comment=comment)
 
 
 def catalogue(*entries):
@@ -94,7 +87,7 @@ BREAKS = {  # how: (what, by what, of which kind, check, what it says, in which 
     "a code span lost": (CODE_SPAN, "它", "text", "code", "lacks", ""),
     "a formula changed": (r"\$n\$", "$m$", "text", "formula", "lacks n", ""),
     "a formula lost": (r"\$[^$]+\$", "它", "text", "formula", "lacks", ""),
-    "a formula of its own": (r"(?<=^\n)", "x = ", "text", "formula", "copy the English", ""),
+    "a formula of its own": (r"^(?=\\text\{)", "x = ", "text", "formula", "copy the English", ""),
     "a sign of a formula": (r"^\\frac", r"\\sqrt", "text", "formula", "copy the English", ""),
     "a placeholder renamed": (r"\{axes\}", "{軸}", "code", "placeholder", "lacks {axes}", ""),
     "a placeholder lost": (r"\{\w+\}", "某", "code", "placeholder", "lacks {", ""),

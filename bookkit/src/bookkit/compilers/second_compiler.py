@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -295,34 +295,11 @@ def misjudged(judged: Sequence[Judged]) -> list[str]:
 
 def stale(book: Book, asked: Asked, stored: dict[str, Any]) -> list[Program]:
     """Programs whose code is another than that which was compiled; they may be the same yet."""
-    known = codes_seen(book)
-    found = []
-    for name, program in asked.programs.items():
-        entry = stored["programs"].get(name, {})
-        code = digest_of_code(book, program)
-        if code not in (entry.get("code"), known.get(f"{name} {entry.get('hash')}")):
-            found.append(program)
-    return found
-
-
-def memory(book: Book) -> Path:
-    """Code that was seen to make the stored program, so that it is not run again for that."""
-    return book.root / "_build" / "second-compiler.json"
-
-
-def codes_seen(book: Book) -> dict[str, str]:
-    """By name and hash of a program: the digest of the code that makes it."""
-    path = memory(book)
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def remember(book: Book, programs: Iterable[Program], stored: dict[str, Any]) -> None:
-    path, known = memory(book), codes_seen(book)
-    for program in programs:
-        digest = stored["programs"][program.name]["hash"]
-        known[f"{program.name} {digest}"] = digest_of_code(book, program)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    return [
+        program
+        for name, program in asked.programs.items()
+        if stored["programs"].get(name, {}).get("code") != digest_of_code(book, program)
+    ]
 
 
 def check(book: Book, workers: int = 2, note: bool = False) -> str:
@@ -355,8 +332,8 @@ def check(book: Book, workers: int = 2, note: bool = False) -> str:
             for one in doubtful
             if one not in same
         ]
-        remember(book, same, stored)
         said += f"{len(doubtful)}, of which {len(same)} make the same program"
+        said += "" if note else " (--note writes that down)"
     else:
         said += "none"
     if problems:

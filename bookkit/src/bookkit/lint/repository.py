@@ -62,11 +62,15 @@ def contents(book: Book) -> SaidOfBook:
 
 
 def syntax_tree(code: str) -> str:
-    """What a cell does, whatever its comments say."""
+    """What a cell does, whatever its comments and docstrings of functions and classes say."""
     try:
-        return ast.dump(ast.parse(code))
+        tree = ast.parse(code)
     except SyntaxError:  # IPython's own syntax, or wrong on purpose: nothing may change
         return code
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+    return ast.dump(tree)
 
 
 @rule(WHOLE)
@@ -86,7 +90,7 @@ def pairs(book: Book) -> SaidOfBook:
 
 
 def unlike_chapter(book: Book, page: str, path: Path, translated: bool) -> str:
-    """Where a notebook first differs from its page; a translation may change words and comments."""
+    """Where a notebook first differs from its page; a translation may change words."""
     cells = load_chapter(book.source(page)).cells
     for number, (cell, other) in enumerate(
         zip_longest(cells, nbformat.read(path, as_version=4).cells), 1

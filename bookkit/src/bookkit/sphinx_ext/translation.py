@@ -72,7 +72,7 @@ def translate_comments(doctree: nodes.document, messages: Mapping[str, str]) -> 
 
 
 def slant_latin(doctree: nodes.document) -> None:
-    """Dots below stress Chinese words; names in Latin letters are slanted, as in English."""
+    """Chinese words are stressed by weight; names in Latin letters are slanted, as in English."""
     for node in doctree.findall(nodes.emphasis):
         # A caption is emphasised as a whole in Markdown only.
         if node.astext().isascii() and not isinstance(node.parent, nodes.caption):

@@ -1,6 +1,7 @@
 """The messages of the book that Sphinx does not find, each found without running anything.
 
-In code: comments. In drawings of meshscope and the figures of book/figures/: what they carry as data.
+In code: comments and docstrings. In drawings of meshscope and the figures of book/figures/: what
+they carry as data.
 Each entry of the template names the file where it is seen, and its comment says what it is:
 it is plain text, and what Sphinx finds is Markdown.
 """
@@ -32,7 +33,7 @@ def is_plain(entry: polib.POEntry) -> bool:
 
 
 def comments_of_page(book: Book, page: str) -> Iterator[polib.POEntry]:
-    """The comments in a page's cells."""
+    """The comments and docstrings in a page's cells."""
     source = book.source(page)
     for cell in parse(page, source.read_text("utf-8")).code:
         for comment in comments(cell.source):

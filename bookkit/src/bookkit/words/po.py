@@ -1,11 +1,11 @@
 """Bring the catalogues for translators up to date: locale/LANGUAGE/LC_MESSAGES/book.po.
 
-Sphinx's gettext builder collects the text of pages and templates; comments in code and words of
-drawings are added (bookkit/words/messages.py), in the order of the book. gettext's msgmerge then
-does what it does in every project: a message whose English did not change stays, an edited one
-keeps its translation as fuzzy with the earlier English beside it (`#| msgid`), and what the book
-no longer says stays at the end (`#~`), where it is found again when its English comes back.
-Nothing is executed.
+Sphinx's gettext builder collects the text of pages and templates; comments and docstrings in code
+and words of drawings are added (bookkit/words/messages.py), in the order of the book. gettext's
+msgmerge then does what it does in every project: a message whose English did not change stays, an
+edited one keeps its translation as fuzzy with the earlier English beside it (`#| msgid`), and what
+the book no longer says stays at the end (`#~`), where it is found again when its English comes
+back. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -103,10 +103,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     for language in book.languages[1:]:
         catalogue = catalogue_path(book, language)
         if catalogue.exists():
-            memory = catalogue.parent.parent / "memory.po"
-            known = [f"--compendium={memory}"] * memory.exists()
             update = ("--quiet", "--previous", "--no-wrap", "--update", "--backup=none")
-            run_gettext("msgmerge", *update, *known, catalogue, path)
+            run_gettext("msgmerge", *update, catalogue, path)
         else:
             catalogue.parent.mkdir(parents=True, exist_ok=True)
             start = ("--no-translator", "--no-wrap", f"--locale={language.code}")
