@@ -1,6 +1,6 @@
 """Figure: the weights of ZeRO-1 over three steps, with free results and with pinned ones.
 
-Sizes are those of chapter 4's tiny model. book/deeper/04b-memory.md checks the bytes and the
+Sizes are those of chapter 4's tiny model. book/deeper/04c-less-memory.md checks the bytes and the
 compilations.
 """
 

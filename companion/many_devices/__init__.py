@@ -16,6 +16,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `data` | the handwritten digits | chapter 4 |
 | `model` | `Config`, `Strategy`, `Block`, `Model`, `loss_of` | chapter 4 |
 | `training` | the training step, batches, a short training run | chapter 4 |
+| `memory` | what a training step keeps on each device | the page about memory |
 | `checkpoints` | a training run that is saved while it trains, and resumes | chapter 5 |
 | `logical` | the table of logical axes, and a transformer that uses it | chapter 6 |
 | `processes` | start a program as several processes | chapter 11 |

@@ -1,6 +1,5 @@
 """Chapter 10, "Autodiff and communication: every collective has a partner"."""
 
-import re
 from functools import partial
 
 import jax
@@ -8,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import meshscope as ms
 from layers_of_fsdp import LAYERS, REMATS, D, gradient_of_stack
 from many_devices.compiled import stored_program
 from many_devices.helpers import attempt
-from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
+from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "10-autodiff"
 P = jax.P
@@ -22,6 +22,19 @@ OPERATIONS = ["psum", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
 
 
 ROWS = P("data")
+
+
+def assert_same(tree, expected, rtol=1e-3, atol=1e-5):
+    """Equal up to float32 rounding: eight devices add in a different order from one."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True)
+    for found, wanted in pairs:
+        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
+
+
+def there_and_back(move, x_block):
+    """A collective, then its backward pass."""
+    y, backward = jax.vjp(move, x_block)
+    return backward(y)[0]
 
 
 def over_rows(page, function, out_specs=ROWS, check=True):
@@ -75,13 +88,6 @@ PARTNERS = {
     "all_to_all": "all_to_all",
     "ppermute": "ppermute",
 }
-KINDS = {
-    "psum": "all-reduce",
-    "all_gather": "all-gather",
-    "psum_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
 INNER = {"psum_scatter": "reduce_scatter"}
 
 
@@ -93,8 +99,7 @@ def forward(page, operation):
 def test_each_collective_has_this_partner(page):
     """psum and the cast, gather and scatter; all_to_all and ppermute are their own."""
     for operation, partner in PARTNERS.items():
-        mapped = over_rows(page, partial(page.there_and_back, page.moves[operation]))
-        found = page.operations(mapped, page.table)
+        found = page.there_and_back(page.moves[operation])
         assert found == f"{INNER.get(operation, operation)} → {partner}"
 
 
@@ -146,37 +151,10 @@ def test_the_gradient_of_a_reduced_value_is_unreduced(page):
     assert found.endswith("unreduced_reduce_scatter")
 
 
-def formula_of(operation):
-    """What the table of the page says that an operation sends, as a function of S and n."""
-    text = source_of(PAGE).read_text()
-    (cells,) = re.findall(rf"^\| `{operation}` \|(.*)\|$", text, re.MULTILINE)
-    latex = cells.split("|")[1].strip().strip("$")
-    python = re.sub(r"(?<=[\dSn)])(?=[S(])", "*", latex)  # 2S(n-1) is a product
-    return lambda S, n: eval(python, {}, {"S": S, "n": n})
-
-
-def size_of_the_whole(operation, table):
-    """S: what is gathered, summed or moved, all devices' pieces together."""
-    is_sum = operation in ("psum", "psum_scatter")  # a term, on one device, is as large as the sum
-    return table.nbytes // N if is_sum else table.nbytes
-
-
-@compiled_for_cpu
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_table_says_what_a_device_sends_of_a_whole_array_of_s_bytes(page, operation):
-    """all_gather and psum_scatter send S(n-1)/n, psum 2S(n-1)/n, all_to_all (S/n)(n-1)/n and ppermute
-    S/n, where S is the size of the whole array."""
-    program = forward(page, operation).lower(page.table).compile()
-    (move,) = ms.collectives(program, page.mesh)
-    S = size_of_the_whole(operation, page.table)
-    assert move.kind == KINDS[operation]
-    assert formula_of(operation)(S, N) == move.wire_bytes > 0
-
-
 @compiled_for_cpu
 def test_a_gather_and_the_scatter_that_is_its_partner_send_the_same(page):
     """Forward and backward, a gather and its scatter send the same bytes."""
-    mapped = over_rows(page, partial(page.there_and_back, page.moves["all_gather"]))
+    mapped = over_rows(page, partial(there_and_back, page.moves["all_gather"]))
     moves = ms.collectives(jax.jit(mapped).lower(page.table).compile(), page.mesh)
     sizes = {move.kind: move.wire_bytes for move in moves}
     assert sizes["all-gather"] == sizes["reduce-scatter"] and len(sizes) == 2
@@ -195,10 +173,6 @@ def test_inside_checkpoint_fsdp_sends_twice_as_much_backward_as_forward(remat, p
 
 
 # Right, or eight times too large
-
-
-def divided(page, params, batch_block):
-    return jax.tree.map(lambda g: g / 8, jax.grad(page.loss_of)(params, batch_block))
 
 
 def cast_first(page, params, batch_block):
@@ -224,50 +198,46 @@ def outside(page, check):
 
 
 def forms(page, check):
-    """The gradient of each form in the table of the page."""
+    """The gradient of each form that the page names."""
     by_rows = {
-        "`grad(pmean(loss))`": jax.grad(page.mean_loss),
-        "`pmean(grad(loss))`": page.mean_of_gradients,
-        "`grad(loss) / 8`": partial(divided, page),
-        "cast the weights, then `pmean(grad(loss))`": partial(cast_first, page),
+        "grad(pmean(loss))": jax.grad(page.mean_loss),
+        "pmean(grad(loss))": page.mean_of_gradients,
+        "cast, then pmean(grad(loss))": partial(cast_first, page),
     }
     in_pieces = {
-        "FSDP: `all_gather`, then `grad(pmean(loss))`": jax.grad(page.fsdp_loss),
-        "FSDP: own backward pass, `pmean` of the rest": page.own_gradient,
+        "FSDP: grad(pmean(loss))": jax.grad(page.fsdp_loss),
+        "FSDP: grad(loss / 8), psum of the bias": page.answer_off,
     }
     found = {name: page.on_eight(way, check) for name, way in by_rows.items()}
     found |= {name: page.on_eight(way, check, page.fsdp_specs) for name, way in in_pieces.items()}
-    name = "`grad` around the whole `shard_map`, which returns the devices' losses"
-    return found | {name: outside(page, check)}
+    return found | {"grad around shard_map": outside(page, check)}
 
 
-def in_words(factors):
-    """As the table says it."""
-    matrix, bias = (factors[name].removesuffix("x") for name in ("w_DF", "b_F"))
-    return matrix if matrix == bias else f"matrix {matrix}, bias {bias}"
-
-
-def test_the_table_of_forms_is_right(page):
-    """How many times the true gradient each form gives, with the check on and off."""
-    text = source_of(PAGE).read_text()
-    rows = text.split("| Form | Check on | Check off |")[1].split("\n\n")[0].splitlines()[2:]
-    table = {}
-    for row in rows:
-        form, on, off = (cell.strip() for cell in row.strip("|").split("|"))
-        table[form] = on, off
+def test_which_forms_are_right_with_the_check_on_and_off(page):
+    """How many times the true gradient each form gives, for the matrix and for the bias."""
+    right, eight, wrong = ("1x", "1x"), ("8x", "8x"), ("wrong", "wrong")
+    wanted = {
+        "grad(pmean(loss))": (right, wrong),
+        "pmean(grad(loss))": (eight, right),
+        "cast, then pmean(grad(loss))": (right, right),
+        "FSDP: grad(pmean(loss))": (right, ("8x", "wrong")),
+        "FSDP: grad(loss / 8), psum of the bias": (("1x", "8x"), right),
+        "grad around shard_map": (right, right),
+    }
     on, off = (forms(page, check) for check in (True, False))
-    assert {
-        form: (in_words(page.factors(on[form])), in_words(page.factors(off[form]))) for form in on
-    } == table
+    found = {
+        form: tuple(tuple(page.factors(way[form]).values()) for way in (on, off)) for form in on
+    }
+    assert found == wanted
 
 
 def test_the_page_prints_once_and_eight_times(page):
     """The mean inside the loss is right, and outside it the gradient is eight times too large."""
     right, wrong = page.on_eight(jax.grad(page.mean_loss)), page.on_eight(page.mean_of_gradients)
-    page.assert_same(right, page.true_gradient)
+    assert_same(right, page.true_gradient)
     assert set(page.factors(right).values()) == {"1x"}
     assert set(page.factors(wrong).values()) == {"8x"}
-    assert attempt(page.assert_same, wrong, page.true_gradient).startswith("AssertionError")
+    assert attempt(assert_same, wrong, page.true_gradient).startswith("AssertionError")
 
 
 def test_adam_hides_the_factor(page):
@@ -290,8 +260,7 @@ def test_the_check_refuses_a_varying_result_for_p(page):
 
 def test_with_the_check_off_the_partner_of_psum_is_psum(page):
     """It undoes the division: eight eighths."""
-    both = partial(page.there_and_back, page.moves["psum"])
-    assert page.operations(over_rows(page, both, check=False), page.table) == "psum → psum"
+    assert page.there_and_back(page.moves["psum"], check=False) == "psum → psum"
 
     def of_an_eighth(x_block):
         _, backward = jax.vjp(page.moves["psum"], x_block)
@@ -317,7 +286,7 @@ def test_with_the_check_off_grad_of_pmean_leaves_each_device_its_own_gradient(pa
     for i in range(N):
         own = jax.tree.map(lambda rows, i=i: rows[8 * i : 8 * i + 8], page.batch)
         found = jax.tree.map(lambda g, i=i: g[i], left)
-        page.assert_same(found, jax.grad(page.loss_of)(page.params, own))
+        assert_same(found, jax.grad(page.loss_of)(page.params, own))
 
 
 def test_fsdp_with_the_check_off_is_eight_times_too_large_and_wrong(page):
@@ -325,13 +294,13 @@ def test_fsdp_with_the_check_off_is_eight_times_too_large_and_wrong(page):
     last = page.after("fsdp-off").gradient
     assert page.factors(last) == {"w_DF": "8x", "b_F": "wrong"}
     on = page.on_eight(jax.grad(page.fsdp_loss), True, page.fsdp_specs)
-    page.assert_same(on, page.true_gradient)
+    assert_same(on, page.true_gradient)
 
 
-def test_an_own_backward_pass_is_right_with_the_check_off(page):
-    """A scatter that divides, and a mean for the bias; with the check on the bias is 8 times."""
-    off, on = (page.on_eight(page.own_gradient, check, page.fsdp_specs) for check in (False, True))
-    page.assert_same(off, page.true_gradient)
+def test_a_share_of_the_loss_and_a_psum_of_the_bias_are_right_with_the_check_off(page):
+    """FSDP: the loss divided by eight, and a sum for the bias; with the check on the bias is 8 times."""
+    off, on = (page.on_eight(page.answer_off, check, page.fsdp_specs) for check in (False, True))
+    assert_same(off, page.true_gradient)
     assert page.factors(on) == {"w_DF": "1x", "b_F": "8x"}
     assert on["w_DF"].addressable_shards[3].data.shape == (4, 16)
 
@@ -342,6 +311,7 @@ def test_an_own_backward_pass_is_right_with_the_check_off(page):
 @compiled_for_cpu
 def test_four_microbatches_reduce_8456_bytes_and_with_the_cast_2120(page):
     """4 x 2,112 + 8 bytes if nothing is cast, 2,112 + 8 if the weights are cast before the loop."""
+    assert 2_112 == sum(weight.nbytes for weight in page.params.values())
     assert 2_112 == 4 * (32 * 16 + 16) and 8_456 == 4 * 2_112 + 8 and 2_120 == 2_112 + 8
     for name, reduced in (("nothing cast", 8_456), ("cast before", 2_120)):
         moved = ms.collectives(page.programs[name], page.mesh).by("kind")
@@ -366,9 +336,9 @@ def test_microbatches_give_the_gradient_of_one_batch(page):
     assert np.isclose(wanted[0], page.loss_of(page.params, first_61), rtol=1e-5)
     assert page.sums_of(page.params, short).rows == 61
     for program in page.programs.values():
-        page.assert_same(program(page.params, short), wanted, rtol=1e-4, atol=1e-6)
+        assert_same(program(page.params, short), wanted, rtol=1e-4, atol=1e-6)
         whole = program(page.params, page.rows_batch)
-        page.assert_same(whole, (page.true_loss, page.true_gradient))
+        assert_same(whole, (page.true_loss, page.true_gradient))
 
 
 def test_a_mean_of_means_is_wrong_if_rows_only_fill_up(page):
@@ -428,7 +398,7 @@ def test_with_fsdp_every_microbatch_gathers_and_a_cast_helps_the_bias_alone(page
     assert moved.bytes("all-gather") >= 4 * 2_048  # in every microbatch
     assert moved.bytes("reduce-scatter") == 4 * 2_048
     wanted = jax.jit(jax.value_and_grad(partial(mean_of_rows, page)))(page.params, short)
-    page.assert_same(program(page.params, short), wanted, rtol=1e-4, atol=1e-6)
+    assert_same(program(page.params, short), wanted, rtol=1e-4, atol=1e-6)
 
 
 def reduced(name, compiler):
@@ -448,59 +418,80 @@ def test_other_compilers_move_the_sum_out_for_one_layer_and_not_for_four(compile
 # Dropout
 
 
+def folded(axes):
+    """Dropout with a key into which the positions along these axes are folded."""
+
+    def draw(key, ones_block):
+        for axis in axes:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        return nnx.Dropout(0.5)(ones_block, rngs=key)
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def grid():
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=auto * 2)
+
+
+def outputs(draw, mesh):
+    """64 equal rows after dropout: they differ by their masks alone."""
+    mapped = jax.shard_map(draw, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    return jax.jit(mapped)(jax.random.key(0), jnp.ones((64, 32)))
+
+
 def test_one_key_for_all_gives_eight_masks_and_a_folded_key_64(page):
     """Without the position, all devices draw the same masks for their 8 rows."""
-    assert len(np.unique(page.outputs((), page.mesh), axis=0)) == 8
-    assert len(np.unique(page.outputs(("data",), page.mesh), axis=0)) == 64
+    assert len(np.unique(outputs(partial(page.dropout, False), page.mesh), axis=0)) == 8
+    assert len(np.unique(outputs(partial(page.dropout, True), page.mesh), axis=0)) == 64
+    assert len(np.unique(page.dropped, axis=0)) == 64
 
 
 def test_masks_are_the_same_again_on_the_same_mesh_and_others_on_another(page):
     """A run that restarts on the same mesh draws the masks of the interrupted one."""
     auto, devices = (jax.sharding.AxisType.Auto,), jax.devices()[:4]
     four = jax.make_mesh((4,), ("data",), axis_types=auto, devices=devices)
-    first, again, other = (page.outputs(("data",), m) for m in (page.mesh, page.mesh, four))
+    first, again, other = (
+        outputs(partial(page.dropout, True), m) for m in (page.mesh, page.mesh, four)
+    )
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
-def on_grid(page, axes, spec, check=True):
+def on_grid(grid, axes, spec, check=True):
     mapped = jax.shard_map(
-        partial(page.draw, axes),
-        mesh=page.grid,
-        in_specs=(P(), spec),
-        out_specs=spec,
-        check_vma=check,
+        folded(axes), mesh=grid, in_specs=(P(), spec), out_specs=spec, check_vma=check
     )
     return jax.jit(mapped)(jax.random.key(0), jnp.ones((64, 32)))
 
 
-def copies_that_differ(page, axes):
+def copies_that_differ(grid, axes):
     """For each block of rows, how many different copies of it the devices along `model` have."""
     blocks = {}
-    for shard in on_grid(page, axes, P("data"), check=False).addressable_shards:
+    for shard in on_grid(grid, axes, P("data"), check=False).addressable_shards:
         blocks.setdefault(str(shard.index), set()).add(np.asarray(shard.data).tobytes())
     return [len(different) for different in blocks.values()]
 
 
-def test_one_axis_too_many_makes_copies_differ(page):
+def test_one_axis_too_many_makes_copies_differ(page, grid):
     """Folded along `model` as well, devices with the same rows draw different masks."""
-    assert len(np.unique(page.outputs(("data",), page.grid), axis=0)) == 64
-    assert copies_that_differ(page, ("data",)) == [1, 1]
-    assert copies_that_differ(page, ("data", "model")) == [4, 4]
+    assert len(np.unique(outputs(partial(page.dropout, True), grid), axis=0)) == 64
+    assert copies_that_differ(grid, ("data",)) == [1, 1]
+    assert copies_that_differ(grid, ("data", "model")) == [4, 4]
 
 
-def test_the_check_refuses_one_axis_too_many(page):
+def test_the_check_refuses_one_axis_too_many(grid):
     """The message names the axis, and offers to disable the check."""
     with pytest.raises(ValueError, match="replicated across mesh axis 'model'") as caught:
-        page.outputs(("data", "model"), page.grid)
+        on_grid(grid, ("data", "model"), P("data"))
     assert "check_vma=False" in str(caught.value)
-    assert "replicated across mesh axis 'model'" in page.decisive
 
 
-def test_where_model_shards_the_features_it_belongs_in_the_key(page):
+def test_where_model_shards_the_features_it_belongs_in_the_key(grid):
     """Else the four pieces of the features have the same masks."""
 
     def different(axes):
-        dropped_BF = np.asarray(on_grid(page, axes, P("data", "model")))
+        dropped_BF = np.asarray(on_grid(grid, axes, P("data", "model")))
         return len({part.tobytes() for part in np.split(dropped_BF, 4, axis=1)})
 
     assert different(("data",)) == 1 and different(("data", "model")) == 4
@@ -510,7 +501,7 @@ def test_under_jit_each_row_has_its_own_mask(page):
     """Under jax.jit the batch is one array."""
     sharding = jax.NamedSharding(page.mesh, P("data"))
     ones = jax.device_put(jnp.ones((64, 32)), sharding)
-    dropped = jax.jit(partial(page.draw, ()))(jax.random.key(0), ones)
+    dropped = jax.jit(partial(page.dropout, False))(jax.random.key(0), ones)
     assert len(np.unique(dropped, axis=0)) == 64
 
 

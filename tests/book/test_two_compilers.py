@@ -29,3 +29,28 @@ def test_gathers_of_the_three_strategies(compiler):
     gather = sent("train-dp") / 2  # its all-reduce scatters, then gathers
     for name, number in zip(PROGRAMS, told()[compiler], strict=True):
         assert f"{sent(name) / gather:.1f}" == f"{float(number):.1f}", name
+
+
+def kinds(name, compiler):
+    return {move["kind"] for move in stored_program(name)[compiler]["moves"]}
+
+
+@pytest.mark.parametrize("name", ["train-zero1", "train-fsdp"])
+def test_h100_and_tpu_form_reduce_scatters_and_cpu_does_not(name):
+    """Of a sum of which each device keeps its piece, CPU's compiler makes an all-reduce, the others a
+    reduce-scatter."""
+    assert "reduce-scatter" in kinds(name, "gpu") and "reduce-scatter" in kinds(name, "tpu")
+    assert "reduce-scatter" not in kinds(name, "cpu")
+
+
+def test_the_tpus_compiler_gathers_weights_of_fsdp_in_bfloat16():
+    """The TPU's compiler gathers FSDP's weights in bfloat16, the ones for H100 and CPU in float32."""
+    dtypes = {
+        compiler: {
+            move["dtype"]
+            for move in stored_program("train-fsdp")[compiler]["moves"]
+            if move["kind"] == "all-gather"
+        }
+        for compiler in ("gpu", "tpu", "cpu")
+    }
+    assert dtypes == {"gpu": {"float32"}, "tpu": {"bfloat16"}, "cpu": {"float32"}}
