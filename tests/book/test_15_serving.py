@@ -118,26 +118,7 @@ def test_training_holds_76_544_bytes_and_serving_163_584(page):
     serving = 4 * (others // 4 + shared // 2 + scales)
     assert ms.memory(page.trained).bytes_per_device == training == 76_544
     assert ms.memory(page.weights).bytes_per_device == serving == 163_584
-    assert serving - training == 87_040
-
-
-def test_at_least_87_040_bytes_arrive_at_each_device(page):
-    """What a device needs and does not have yet is that or more, on every device."""
-
-    def positions(name, sharding, device):
-        shape = shapes_of(page)[name]
-        index = sharding.devices_indices_map(shape)[device]
-        mask = np.zeros(shape, bool)
-        mask[index] = True
-        return mask
-
-    for device in jax.devices():
-        arriving = 0
-        for name, weight in page.trained.items():
-            has = positions(name, weight.sharding, device)
-            needs = positions(name, page.shardings[name], device)
-            arriving += 4 * (needs & ~has).sum()
-        assert 87_040 <= arriving <= 163_584
+    assert 2 < serving / training < 2.2
 
 
 def test_the_weights_are_the_same_after_the_move(page):
