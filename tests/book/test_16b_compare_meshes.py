@@ -122,6 +122,12 @@ def test_switches_for_v5e_raise_an_error_for_v5p():
     assert len(switches) == 3 and "xla_enable_async_all_gather" in switches
 
 
+def test_only_gathers_have_a_matmul_beside_them():
+    """In every program of the table: no scatter and no sum can hide."""
+    rows = [row for name in ROWS for row in made(name)["beside"]]
+    assert {kind for kind, _, has_matmul, _ in rows if has_matmul} == {"all-gather"}
+
+
 def test_a_gather_is_exposed_unless_a_matmul_is_beside_it(page):
     """Of a gather's payload, a chip sends (n - 1) / n."""
     entry = {
