@@ -169,30 +169,36 @@ def write_own(cache, i, position_BS, k_BSKC, v_BSKC):
     return write(cache, i, slot_BS, k_BSKC, v_BSKC)
 
 
-def attend_positions(q, k, v, cache, i, position_BS):
-    """Attend to the positions on this device, and combine over `group`."""
-    cache = write_own(cache, i, position_BS, k, v)
-    k_BTKC, v_BTKC = cache["k"][i], cache["v"][i]  # T: the positions on this device
-    _, size, kv_heads, _ = k_BTKC.shape
-
-    # Gather the query heads of the group: G of them share a key-value head.
-    q_BSHC = jax.lax.all_gather(q, "group", axis=2, tiled=True)
-    rows, length, heads, _ = q_BSHC.shape
-    q_BSKGC = q_BSHC.reshape(rows, length, kv_heads, -1, C)
-
-    # Score the positions on this device.
+def score_here(q_BSKGC, k_BTKC, position_BS):
+    """Score the positions on this device, and hide those after a token's own."""
+    size = k_BTKC.shape[1]
     score_BSKGT = C**-0.5 * jnp.einsum(
         "bskgc,btkc->bskgt", q_BSKGC, k_BTKC, preferred_element_type="float32"
     )
     position_T = size * jax.lax.axis_index("group") + jnp.arange(size)
     seen = position_T <= position_BS[:, :, None, None, None]
-    score_BSKGT = jnp.where(seen, score_BSKGT, -jnp.inf)
+    return jnp.where(seen, score_BSKGT, -jnp.inf)
 
-    # Take the softmax over the positions of all devices.
+
+def softmax_over_group(score_BSKGT):
+    """Take the softmax over the positions of all devices."""
     top = jax.lax.pmax(score_BSKGT.max(-1, keepdims=True), "group")
     part_BSKGT = jnp.exp(score_BSKGT - top)
     total = jax.lax.psum(part_BSKGT.sum(-1, keepdims=True), "group")
-    share_BSKGT = (part_BSKGT / total).astype(v_BTKC.dtype)
+    return part_BSKGT / total
+
+
+def attend_positions(q, k, v, cache, i, position_BS):
+    """Attend to the positions on this device, and combine over `group`."""
+    cache = write_own(cache, i, position_BS, k, v)
+    k_BTKC, v_BTKC = cache["k"][i], cache["v"][i]  # T: the positions on this device
+
+    # Gather the query heads of the group: G of them share a key-value head.
+    q_BSHC = jax.lax.all_gather(q, "group", axis=2, tiled=True)
+    rows, length, heads, _ = q_BSHC.shape
+    q_BSKGC = q_BSHC.reshape(rows, length, k_BTKC.shape[2], -1, C)
+    share_BSKGT = softmax_over_group(score_here(q_BSKGC, k_BTKC, position_BS))
+    share_BSKGT = share_BSKGT.astype(v_BTKC.dtype)
 
     # Average the values. Sum over all devices, and keep one's own heads.
     mixed_BSKGC = jnp.einsum("bskgt,btkc->bskgc", share_BSKGT, v_BTKC)

@@ -1,10 +1,10 @@
 """Chapter 16's training step: a transformer with FSDP, tensor parallelism and HSDP, by hand.
 
 The mesh has the axes `replica`, `data` and `model`. Weights are float32; a layer gathers them along
-`data` in the type of the activations. The chapter shows `weights_of`, `gather_as` and `layer`, and
-hands its own to `step_on`; `examples/compile_ahead.py` has all of it in one file. Names end in
-their dimensions: B sequences, S length (T where it is attended to), D model, F hidden, H heads,
-K kv heads, C head size, V vocabulary, L layers.
+`data` in the type of the activations. The chapter shows `abstract_mesh`, `weights_of`, `gather_as`
+and `layer`, and hands its own to `step_on`; `examples/compile_ahead.py` has all of it in one file.
+Names end in their dimensions: B sequences, S length (T where it is attended to), D model, F hidden,
+H heads, K kv heads, C head size, V vocabulary, L layers.
 """
 
 import math
@@ -50,6 +50,13 @@ def weights_of(config):
         "norm_D": ((D,), P()),
         "head_DV": ((D, V), P("data", "model")),
     }
+
+
+def abstract_mesh(**sizes):
+    """A mesh without devices, with these axes in this order."""
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    shape = tuple(sizes.values())
+    return jax.sharding.AbstractMesh(shape, tuple(sizes), axis_types=types)
 
 
 def normed(x_BSD, scale_D):

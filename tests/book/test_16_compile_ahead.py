@@ -1,70 +1,22 @@
 """Chapter 16, "Compile for the machine you do not have"."""
 
 import math
-import re
-import tomllib
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax._src import mesh_utils as mesh_utils_of_jax
-from jax.experimental import mesh_utils
 
 import meshscope as ms
 from defined import program_at
 from many_devices import compiled as tools
 from many_devices import llama_step
 from many_devices.compiled import stored, stored_memory, stored_program
-from pages import BOOK, check_exercise, exercises_of, source_of
+from pages import BOOK, check_exercise, exercises_of
+from stored_steps import GB, GIB, H100, MESHES, TPU, in_message, made, needs, payload, sent
 
 PAGE = "16-compile-ahead"
-TEXT = source_of(PAGE).read_text("utf-8")
-GIB, GB = 2**30, 1e9
-MESHES = {  # of each stored program: the mesh, and sequences on each device
-    "ahead-v5e-16": (dict(replica=1, data=16, model=1), 16),
-    "ahead-v5e-256": (dict(replica=1, data=256, model=1), 256),
-    "ahead-v5e-256-hsdp": (dict(replica=16, data=16, model=1), 256),
-    "ahead-v5e-256-hsdp4": (dict(replica=4, data=64, model=1), 256),
-    "ahead-v5e-256-tensor": (dict(replica=1, data=64, model=4), 256),
-    "ahead-v5p-2048": (dict(replica=1, data=2048, model=1), 2048),
-    "ahead-v5p-2048-hsdp": (dict(replica=8, data=256, model=1), 2048),
-    "ahead-h100-8-large": (dict(replica=1, data=8, model=1), 128),
-    "ahead-h100-64": (dict(replica=1, data=64, model=1), 64),
-    "ahead-h100-64-inside": (dict(replica=1, data=8, model=8), 64),
-    "ahead-h100-64-across": (dict(model=8, replica=1, data=8), 64),
-}
-TPU = [name for name in MESHES if "h100" not in name]
-H100 = [name for name in MESHES if "h100" in name]
-
-
-def made(name):
-    """What the one compiler made of a stored program."""
-    entry = stored_program(name)
-    return entry["gpu"] if "gpu" in entry else entry["tpu"]
-
-
-def payload(name, kind, axis, dtype="bfloat16"):
-    rows = made(name)["moves"]
-    wanted = kind, [axis], dtype
-    return sum(row["payload"] for row in rows if (row["kind"], row["axes"], row["dtype"]) == wanted)
-
-
-def sent(name):
-    return sum(row["wire"] for row in made(name)["moves"])
-
-
-def needs(name):
-    """Bytes on each device, on TPU at the peak."""
-    return stored_memory(name, "gpu" if "gpu" in stored_program(name) else "tpu").bytes_per_device
-
-
-def in_message(name):
-    """GiB that the compiler counted before it raised an error."""
-    found = re.search(r"HLO temporaries \(([\d.]+)G\) exceeds", made(name)["refused"])
-    return float(found[1])
 
 
 # The step is right
@@ -216,57 +168,21 @@ def test_the_stored_programs_are_those_of_the_page(page, name):
     assert tools.digest(tools.lowered_for("tpu", *program)) == stored_program(name)["hash"]
 
 
-# Remat and offload, before compiling
-
-
-def test_remat_has_more_matmuls_and_offload_moves_to_the_host(page):
-    """Matmuls in the lowered text grow with remat; only the right name moves anything."""
-    kept, _ = page.count_matmuls_and_moves(page.policies.everything_saveable)
-    remat, moves = page.count_matmuls_and_moves(None)
-    assert remat - kept == 8 and moves == 0
-    assert page.count_matmuls_and_moves(page.offload("layer_input")) == (remat, 1)
-
-
-def test_a_wrong_name_offloads_nothing_and_says_nothing(page, recwarn):
-    """A policy accepts any name: the program is that of plain remat."""
-    assert page.count_matmuls_and_moves(
-        page.offload("layer_inputs")
-    ) == page.count_matmuls_and_moves(None)
-    assert not [one for one in recwarn if "offload" in str(one.message)]
-
-
-def test_on_simulated_devices_an_offloading_step_has_the_same_loss(page):
-    """Offload changes where layer inputs are kept, and no result."""
-    mesh = jax.make_mesh((1, 2, 1), ("replica", "data", "model"), axis_types=AUTO, devices=jax.devices()[:2])  # fmt: skip
-    losses = []
-    for policy in (None, page.offload("layer_input")):
-        step, *shapes = page.step_on(mesh, page.tiny, B=2, S=8, policy=policy)
-
-        def put(like):
-            return jax.device_put(np.full(like.shape, 0.1, like.dtype), like.sharding)
-
-        losses.append(float(step(*jax.tree.map(put, shapes))[2]))
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-
-
 # Does it fit
 
 
 def test_the_message_counts_the_state(page):
-    """19.67 GB against 16.91; with 1.07 GB more of state it is 20.74, so the 6.03 are in it."""
-    assert (
-        "HLO temporaries (18.32G) exceeds available HBM (15.75G)"
-        in made("ahead-v5e-16-two")["refused"]
-    )
-    assert "CompileTimeHbmOom" in page.message and page.message.startswith("RESOURCE_EXHAUSTED")
-    assert stored_program("ahead-v5e-16-two")["compiling"]["seconds"] <= 2
+    """19.67 GB against 16.91; with one GiB more of state it is one GiB more, so the 6.03 are in it."""
+    entry = page.after("message").entry
+    assert entry == stored_program("ahead-v5e-16-two") and entry["compiling"]["seconds"] <= 2
+    refused = entry["tpu"]["refused"]
+    assert refused.startswith("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom")
+    assert "HLO temporaries (18.32G) exceeds available HBM (15.75G)" in refused
     assert in_message("ahead-v5e-16-two-more") - in_message("ahead-v5e-16-two") == pytest.approx(1)
-    names = "ahead-v5e-16-two", "ahead-v5e-16-two-more", "ahead-v5e-16-more"
-    counts = [page.counted_gb(name) for name in names]
-    assert [f"{count:.2f}" for count in counts] == ["19.67", "20.74", "16.95"]
-    assert counts[0] == pytest.approx(in_message("ahead-v5e-16-two") * GIB / GB)
-    assert f"{page.state_bytes / GB:.2f} {counts[0] - page.V5E / GB:.2f}" == "6.03 2.76"
-    assert f"{GIB / GB:.2f} {2 * GIB / GB:.2f}" == "1.07 2.15"
+    counted = in_message("ahead-v5e-16-two") * GIB
+    found = page.state_bytes, counted, page.V5E, counted - page.V5E, GIB
+    assert [f"{size / GB:.2f}" for size in found] == ["6.03", "19.67", "16.91", "2.76", "1.07"]
+    assert f"{GIB / GB:.3f}" == "1.074" and f"{page.V5E / GB:.1f}" == "16.9"
 
 
 @pytest.mark.skipif(jax.__version__ != stored()["about"]["jax"], reason="of other releases")
@@ -290,12 +206,11 @@ def test_the_programs_with_more_state_are_the_step_and_donated_arrays(page, name
 
 def test_one_sequence_fits_although_the_sum_of_its_parts_does_not(page):
     """17.67 GB by the sum and 14.75 at the peak, of 16.91; 10.9 GB are left beside the state."""
-    memory, parts = page.after("silent").memory, page.after("silent").parts
+    memory = page.after("silent").memory
     assert memory == stored_memory("ahead-v5e-16", "tpu")
     assert "refused" not in made("ahead-v5e-16") and page.fits(memory, page.V5E)
-    assert parts == pytest.approx(
-        memory.arguments + memory.outputs + memory.temporaries - memory.aliased, rel=1e-5
-    )
+    parts = memory.arguments + memory.temporaries
+    assert parts == pytest.approx(parts + memory.outputs - memory.aliased, rel=1e-5)
     assert memory.bytes_per_device == memory.peak < page.V5E < parts
     found = [f"{size / GB:.2f}" for size in (parts, memory.peak, page.V5E)]
     assert found == ["17.67", "14.75", "16.91"]
@@ -333,22 +248,6 @@ def test_no_tpu_program_that_compiled_needs_more_than_a_chip_has(page):
     assert all(needs(name) <= available[name.split("-")[1]] for name in names)
 
 
-def test_offload_makes_two_sequences_fit_with_their_inputs_on_the_host(page):
-    """2,147,483,648 bytes are predicted and on the host; 16.5 GB on the chip, 0.4 to spare."""
-    memory = stored_memory("ahead-v5e-16-two-offload", "tpu")
-    assert memory.host_bytes_per_device == page.inputs == 2_147_483_648
-    peak = page.after("offloaded").memory.peak
-    assert peak == needs("ahead-v5e-16-two-offload") and page.fits(memory, page.V5E)
-    assert f"{peak / GB:.1f} {(page.V5E - peak) / GB:.1f}" == "16.5 0.4"
-    assert in_message("ahead-v5e-16-two") * GIB > page.V5E
-
-
-def test_without_remat_it_needs_172_gb(page):
-    """Everything kept, of one sequence."""
-    assert f"{page.counted_gb('ahead-v5e-16-kept'):.0f}" == "172"
-    assert in_message("ahead-v5e-16-kept") == 159.99
-
-
 # What is sent
 
 
@@ -359,169 +258,46 @@ def test_fsdp_gathers_30_gb(page):
     layers = sum(size for name, size in sizes.items() if "_L" in name)
     others = sum(sizes.values()) - layers
     assert f"{layers / 1e9:.2f} {others / 2e9:.2f} {others / 1e9:.2f}" == "6.98 0.53 1.05"
-    gathers = page.predicted_bytes(page.llama_8b, dict(replica=1, data=64, model=1), 1)["gathers"]
+    gathers = page.predicted_bytes(page.llama_8b)["gathers"]
     assert gathers == 2 * (2 * layers + others) and f"{gathers / GB:.0f}" == "30"
 
 
-def test_fsdp_and_tensor_parallelism_on_h100_are_predicted(page):
-    """H100 sends what was written, to the byte: gathers, scatters and sums of both programs."""
-    for name, sequences in [("ahead-h100-64", 1), ("ahead-h100-64-inside", 8)]:
-        wanted = page.predicted_bytes(page.llama_8b, stored_program(name)["mesh"], sequences)
-        assert payload(name, "all-gather", "data") == wanted["gathers"]
-        assert payload(name, "reduce-scatter", "data") == wanted["scatters"]
-        assert payload(name, "all-reduce", "model") == wanted["sums"]
-        kinds = {key.split()[0] for key in page.compiled_bytes(name, "gpu")}
-        assert kinds <= {"all-gather", "reduce-scatter", "all-reduce"}
+def test_fsdp_on_h100_is_predicted(page):
+    """H100 sends what was written, to the byte: gathers and scatters, and nothing else in bfloat16."""
+    wanted = page.predicted_bytes(page.llama_8b)
+    assert page.compiled_bytes("ahead-h100-64", "gpu") == {
+        "all-gather": wanted["gathers"],
+        "reduce-scatter": wanted["scatters"],
+    }
+    (row,) = [row for row in page.moves if row["kind"] == "all-gather"]
+    assert row["payload"] == wanted["gathers"] == payload("ahead-h100-64", "all-gather", "data")
 
 
 def test_for_tpu_v5e_scatters_become_all_reduces_of_the_same_payload(page):
     """On 16 chips: gathers as predicted, and each scatter an all-reduce."""
-    wanted = page.predicted_bytes(page.llama_8b, stored_program("ahead-v5e-16")["mesh"], 1)
+    wanted = page.predicted_bytes(page.llama_8b)
     assert page.compiled_bytes("ahead-v5e-16", "tpu") == {
-        "all-gather data": wanted["gathers"],
-        "all-reduce data": wanted["scatters"],
+        "all-gather": wanted["gathers"],
+        "all-reduce": wanted["scatters"],
     }
+
+
+def test_an_all_reduce_sends_twice_what_a_scatter_would(page):
+    """For the same payload, by the rows of both programs."""
+    (scatter,) = [row for row in page.moves if row["kind"] == "reduce-scatter"]
+    rows = made("ahead-v5e-16")["moves"]
+    (reduce,) = [row for row in rows if (row["kind"], row["dtype"]) == ("all-reduce", "bfloat16")]
+    assert reduce["payload"] == scatter["payload"]
+    assert reduce["wire"] / (15 / 16) == 2 * scatter["wire"] / (63 / 64)
 
 
 def test_for_2048_chips_in_one_axis_gathers_become_all_reduces_too(page):
     """Everything is an all-reduce: 92 GB sent, where gathers and scatters would send 46."""
-    wanted = page.predicted_bytes(page.llama_8b, stored_program("ahead-v5p-2048")["mesh"], 1)
+    wanted = page.predicted_bytes(page.llama_8b)
     both = wanted["gathers"] + wanted["scatters"]
-    assert page.compiled_bytes("ahead-v5p-2048", "tpu") == {"all-reduce data": both}
+    assert page.compiled_bytes("ahead-v5p-2048", "tpu") == {"all-reduce": both}
     assert f"{both * 2047 / 2048 / GB:.0f}" == "46"
     assert f"{sent('ahead-v5p-2048') / GB:.0f}" == "92"
-
-
-# Rank strategies
-
-
-def test_the_table_of_strategies(page):
-    """GB needed, sent, and sent with no matmul beside them, as the text has them."""
-    rows = {}
-    for name in ROWS:
-        sizes = needs(name), *page.sent_and_exposed(stored_program(name))
-        rows[name] = tuple(f"{size / GB:.1f}" for size in sizes)
-    assert rows == ROWS and [f"ahead-{name}" for name in page.ranked] == list(ROWS)
-
-
-ROWS = {
-    "ahead-v5e-256": ("6.7", "63.0", "36.2"),
-    "ahead-v5e-256-hsdp": ("13.6", "46.1", "20.4"),
-    "ahead-v5e-256-hsdp4": ("8.1", "47.8", "20.9"),
-    "ahead-v5e-256-tensor": ("9.4", "46.6", "39.9"),
-    "ahead-v5p-2048": ("6.2", "92.1", "92.1"),
-    "ahead-v5p-2048-hsdp": ("5.9", "59.3", "59.3"),
-}
-
-
-def test_tensor_parallelism_sends_32_gb_of_sums_with_no_matmul_beside_them():
-    """32 of its 47 GB are along model."""
-    entry = made("ahead-v5e-256-tensor")
-    sums = sum(row["wire"] for row in entry["moves"] if row["axes"] == ["model"])
-    assert f"{sums / GB:.0f} {sent('ahead-v5e-256-tensor') / GB:.0f}" == "32 47"
-    assert not any(beside for _, axes, beside, _ in entry["beside"] if axes == ["model"])
-
-
-def test_plain_fsdp_on_256_chips_turns_scatters_and_some_gathers_into_all_reduces(page):
-    """46 GB were asked for and 63 are sent."""
-    wanted = page.predicted_bytes(page.llama_8b, MESHES["ahead-v5e-256"][0], 1)
-    found = page.compiled_bytes("ahead-v5e-256", "tpu")
-    assert set(found) == {"all-gather data", "all-reduce data"}
-    assert (
-        found["all-reduce data"] > wanted["scatters"]
-        and found["all-gather data"] < wanted["gathers"]
-    )
-    asked = (wanted["gathers"] + wanted["scatters"]) * 255 / 256
-    assert f"{asked / GB:.0f} {sent('ahead-v5e-256') / GB:.0f}" == "46 63"
-
-
-def test_hsdp_with_four_replicas_needs_less_memory_than_with_sixteen():
-    assert needs("ahead-v5e-256-hsdp4") < needs("ahead-v5e-256-hsdp")
-    assert sent("ahead-v5p-2048-hsdp") / sent("ahead-v5p-2048") == pytest.approx(2 / 3, abs=0.03)
-
-
-def test_switches_for_v5e_raise_an_error_for_v5p():
-    """They start gathers early, and the error warns of incorrect results on other chips."""
-    entry = stored_program("ahead-v5p-2048-switch")
-    said = entry["tpu"]["refused"]
-    assert entry["machine"].startswith("v5p") and "xla_tpu_enable_async_collective_fusion" in said
-    assert "platforms other than TPU v5e" in said and "incorrect results" in said
-    table = tomllib.loads((BOOK / "compiled" / "claims.toml").read_text("utf-8"))
-    switches = table["program"]["ahead-v5p-2048-switch"]["switches"]
-    assert len(switches) == 3 and "xla_enable_async_all_gather" in switches
-
-
-def test_a_gather_is_exposed_unless_a_matmul_is_beside_it(page):
-    """Of a gather's payload, a chip sends (n - 1) / n."""
-    entry = {
-        "mesh": {"data": 4},
-        "tpu": {
-            "moves": [{"wire": 75}, {"wire": 30}],
-            "beside": [["all-gather", ["data"], True, 40], ["all-gather", ["data"], False, 60]],
-        },
-    }
-    assert page.sent_and_exposed(entry) == (105, 75)
-
-
-# The order of a mesh
-
-
-def test_nodes_of_groups(page):
-    """model as the last axis is in one node; as the first it is in eight."""
-    inside, across = (MESHES[f"ahead-h100-64-{name}"][0] for name in ("inside", "across"))
-    assert page.nodes_of(inside, "model") == 1 and page.nodes_of(inside, "data") == 8
-    assert page.nodes_of(across, "model") == 8 and page.nodes_of(across, "data") == 1
-
-
-def test_the_order_changes_no_byte_and_the_link_by_nine(page):
-    """The two orders send the same; along model by NVLink, or by one NIC with a ninth."""
-    inside, across = "ahead-h100-64-inside", "ahead-h100-64-across"
-    assert made(inside)["moves"] == made(across)["moves"]
-    speeds = [page.h100.bandwidth(MESHES[name][0], ("model",)) for name in (inside, across)]
-    assert speeds == [450e9, 50e9]
-    model = sum(row["wire"] for row in made(inside)["moves"] if row["axes"] == ["model"])
-    data = sum(row["wire"] for row in made(inside)["moves"] if row["axes"] == ["data"])
-    assert [f"{1e3 * model / speed:.0f}" for speed in speeds] == ["168", "1513"]
-    assert [f"{size / GB:.1f}" for size in (model, data)] == ["75.6", "6.7"]
-
-
-class Chip(NamedTuple):
-    """A TPU v5p as jax.make_mesh asks for it."""
-
-    id: int
-    coords: tuple
-    platform: str = "tpu"
-    device_kind: str = "TPU v5"
-    process_index: int = 0
-    core_on_chip: int = 0
-    slice_index: int = 0
-
-
-def test_8_and_256_can_be_axes_of_8_16_16_and_4_cannot():
-    """jax.make_mesh puts each axis onto whole dimensions of a torus, or raises an error."""
-    places = [(x, y, z) for z in range(16) for y in range(16) for x in range(8)]
-    chips = [Chip(n, place) for n, place in enumerate(places)]
-    grid = mesh_utils.create_device_mesh((8, 256, 1), chips)
-    assert len({chip.coords[0] for chip in grid[0].flat}) == 1  # a replica is one layer of 16 × 16
-    with pytest.raises(NotImplementedError, match="^Failed to find assignment for logical_axis"):
-        mesh_utils.create_device_mesh((1, 512, 4), chips)
-
-
-def test_on_v5e_a_dimension_may_be_split(monkeypatch):
-    """4 × 64 on 16 × 16 chips: jax.make_mesh allows it for v5e, and not for other chips."""
-    asked = []
-    monkeypatch.setattr(
-        mesh_utils_of_jax,
-        "create_device_mesh",
-        lambda *_, **options: asked.append(options) or {}[0],
-    )
-    for kind in ("TPU v5 lite", "TPU v5"):
-        chips = [Chip(n, (n % 16, n // 16, 0), device_kind=kind) for n in range(256)]
-        with pytest.raises(KeyError):
-            jax.make_mesh((4, 64), ("replica", "data"), axis_types=AUTO[:2], devices=chips)
-    assert [options["allow_split_physical_axes"] for options in asked] == [True, False]
-    grid = mesh_utils.create_device_mesh((4, 64), chips, allow_split_physical_axes=True)
-    assert grid.shape == (4, 64)
 
 
 # What it costs
@@ -535,7 +311,7 @@ def test_no_program_took_more_than_two_minutes_and_2_gb(page):
     assert 30 <= took["ahead-v5p-2048"]["seconds"] <= 90
 
 
-# Figures
+# The figure
 
 
 @pytest.fixture(scope="module")

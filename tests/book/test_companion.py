@@ -78,6 +78,7 @@ SHOWN = [
     ("13-experts", experts.dense_mixture),
     ("13-experts", experts.loss_of),
     ("13-experts", experts.program_on),
+    ("16-compile-ahead", llama_step.abstract_mesh),
     ("16-compile-ahead", llama_step.weights_of),
     ("16-compile-ahead", llama_step.gather_as),
     ("16-compile-ahead", llama_step.layer),

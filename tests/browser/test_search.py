@@ -61,7 +61,7 @@ QUESTIONS = [
     ("context parallelism", "14-sequences"),
     ("ring attention", "14-sequences"),
     ("KV cache", "15-serving"),
-    ("host offload", "16-compile-ahead#remat-and-host-offload-see-them-before-you-compile"),
+    ("host offload", "16a-offload"),
     ("jax.make_mesh does not support multi-slice topologies", "messages-meshes#multi-slice"),
     (
         "metrics crash: value spans non-addressable devices",
