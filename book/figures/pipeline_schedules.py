@@ -1,54 +1,87 @@
-"""The four schedules of chapter 12 on one scale: a row is a stage, a box an operation.
+"""The schedules of chapter 12 and of its deeper page: a row is a stage, a box an operation.
 
-The rows come from the page's own cells. Blue is F, orange B, grey W, a gap an idle tick; the second
+The rows come from the pages' own cells. Blue is F, orange B, grey W, a gap an idle tick; the second
 chunk of an interleaved stage is darker.
 """
 
 from kit import DATA, INK, MODEL, figure, kept, rect, say, text, write
 from page_cells import run_cells
 
-LEFT, TICK, HIGH, ROW = 14, 10.3, 15, 17  # px: margin, width of a tick, height of a box, of a row
+LEFT, HIGH, ROW = 14, 15, 17  # px: margin, height of a box, of a row
 FILL = {"F": (DATA, 0.45), "B": (MODEL, 0.45), "W": (INK, 0.2)}
-CELLS = ["imports", "orders", "one-f-one-b", "zero-bubble", "interleaved"]
-CELLS += ["needs", "ticks", "schedules"]
+
+
+def key(names):
+    """What the fills mean, and the height of what follows."""
+    parts, x = [], 0
+    for kind, (words, wide) in names.items():
+        parts.append(rect(x, 2, 11, 11, *FILL[kind]))
+        parts.append(text(x + 15, 12, kept(kind), 12, bold=True))
+        parts.append(text(x + 29, 12, words, 12))
+        x += wide
+    return parts, 22
+
+
+def timeline(y, name, rows, wide, numbers=True):
+    """One schedule, and where the next one begins."""
+    parts = [text(0, y + 14, kept(name), 13, bold=True)]
+    y += 20
+    for stage in range(len(rows[0])):
+        parts.append(text(8, y + 12, str(stage), 11, "end", opacity=0.8))
+        for tick, row in enumerate(rows):
+            op, left = row[stage], LEFT + wide * tick
+            if op is None:
+                continue
+            kind, part, microbatch = op
+            colour, opacity = FILL[kind]
+            if part >= len(row):  # the second chunk of a stage
+                opacity *= 2
+            parts.append(rect(left, y, wide - 0.7, HIGH, colour, opacity))
+            if numbers:
+                middle = left + wide / 2 - 0.3
+                parts.append(text(middle, y + 11.5, str(microbatch), 10, "middle"))
+        y += ROW
+    return parts, y + 8
+
+
+def draw_chapter():
+    """GPipe and 1F1B, with F and B."""
+    names = run_cells("12-pipeline", "imports", "gpipe", "one-f-one-b")
+    parts, y = key({"F": (say("forward"), 84), "B": (say("backward"), 0)})
+    for name, schedule in {"GPipe": names["gpipe"], "1F1B": names["one_f_one_b"]}.items():
+        rows = [[None] * names["stages"] for _ in range(22)]
+        for stage in range(names["stages"]):
+            for m in range(names["M"]):
+                for kind, tick in zip("FB", schedule(stage, m), strict=True):
+                    rows[tick][stage] = kind, stage, m
+        drawn, y = timeline(y, name, rows, 15.5)
+        parts += drawn
+    says = (
+        "Two timelines of a pipeline with four stages and eight microbatches. GPipe does all forward "
+        "passes before the first backward pass, and 1F1B alternates them. Both take equally long."
+    )
+    return figure(360, y, says, parts)
+
+
+def draw_deeper():
+    """1F1B, zero bubble and interleaved, with F, B and W, on one scale."""
+    cells = ["imports", "one-f-one-b", "zero-bubble", "interleaved", "needs", "ticks", "schedules"]
+    schedules = run_cells("12a-zero-bubble", *cells)["schedules"]
+    words = {"F": say("forward"), "B": say("input gradient"), "W": say("weight gradient")}
+    parts, y = key({kind: (words[kind], wide) for kind, wide in [("F", 84), ("B", 124), ("W", 0)]})
+    for name, rows in schedules.items():
+        short = name == "interleaved"
+        drawn, y = timeline(y, name, rows, 10.3 / (1 + short), numbers=not short)
+        parts += drawn
+    says = (
+        "Three timelines of a pipeline with four stages and eight microbatches. In all three, a stage "
+        "works equally long. 1F1B has the longest gaps, zero bubble the shortest."
+    )
+    return figure(360, y, says, parts)
 
 
 def draw():
-    schedules = run_cells("12-pipeline", *CELLS)["schedules"]
-    parts, x = [], 0
-    words = {"F": say("forward"), "B": say("input gradient"), "W": say("weight gradient")}
-    for kind, wide in [("F", 84), ("B", 124), ("W", 0)]:
-        parts.append(rect(x, 2, 11, 11, *FILL[kind]))
-        parts.append(text(x + 15, 12, kept(kind), 12, bold=True))
-        parts.append(text(x + 29, 12, words[kind], 12))
-        x += wide
-    y = 22
-    for name, rows in schedules.items():
-        wide = TICK / 2 if name == "interleaved" else TICK
-        parts.append(text(0, y + 14, kept(name), 13, bold=True))
-        parts.append(text(356, y + 14, say("{n} ticks", n=len(rows)), 12, "end"))
-        y += 20
-        for stage in range(len(rows[0])):
-            parts.append(text(8, y + 12, str(stage), 11, "end", opacity=0.8))
-            for tick, row in enumerate(rows):
-                op, left = row[stage], LEFT + wide * tick
-                if op is None:
-                    continue
-                colour, opacity = FILL[op.kind]
-                if op.part >= len(row):  # the second chunk of a stage
-                    opacity *= 2
-                parts.append(rect(left, y, wide - 0.7, HIGH, colour, opacity))
-                if name != "interleaved":
-                    middle = left + wide / 2 - 0.3
-                    parts.append(text(middle, y + 11.5, str(op.microbatch), 10, "middle"))
-            y += ROW
-        y += 8
-    says = (
-        "Four timelines of a pipeline with four stages and eight microbatches. GPipe and 1F1B take "
-        "33 ticks, interleaved 57 ticks of half the length, zero bubble 27. Every stage works for "
-        "24 ticks, and the gaps are idle time."
-    )
-    return {"pipeline_schedules": figure(360, y, says, parts)}
+    return {"pipeline_schedules": draw_chapter(), "pipeline_zero_bubble": draw_deeper()}
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `processes` | start a program as several processes | chapter 11 |
 | `fsdp` | chapter 9's specs and gather, for the model of chapter 4 | chapter 9 |
 | `plain_fsdp` | FSDP of two matrices in plain JAX | chapters 9 and 11 |
+| `llama` | a Llama, its files, and what loads and writes them | Bring your own weights |
+| `pipeline` | the model of chapter 12, and schedules as tables of numbers | chapter 12 |
 | `experts` | a mixture of experts, and its program on a mesh | chapter 13 |
 | `llama_step` | a training step with FSDP, tensor parallelism and HSDP, by hand | chapter 16 |
 | `compiled` | what the compilers for TPU and GPU made of the book's programs | fsdp-bytes |

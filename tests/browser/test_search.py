@@ -42,7 +42,7 @@ QUESTIONS = [
     ("clip gradients", "09-fsdp#clip-by-the-global-norm-sum-the-squares-over-devices"),
     ("donate", "silent-failures#donation"),
     ("load Llama weights", "own-weights"),
-    ("LoRA", "own-weights#lora-is-a-filter"),
+    ("LoRA", "lora#lora-is-a-filter"),
     ("bfloat16 master weights", "04c-less-memory#bfloat16-with-float32-masters-and-moments"),
     ("why is my model replicated", "08a-find-replication"),
     (

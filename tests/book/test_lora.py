@@ -1,0 +1,182 @@
+"""Fine-tune with LoRA: the page, and what examples/llama.py shares with it."""
+
+from filecmp import cmp
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from compilations import compilations
+from flax import nnx
+from llama_in_numpy import forward, read_all
+
+import meshscope as ms
+from defined import definitions, shown
+from fetched import fetched_by
+from many_devices.llama import CONFIG
+from pages import BOOK, check_exercise, exercises_of
+
+PAGE = "lora"
+P = jax.P
+
+
+def loaded(page, folder=None, rank=0):
+    """A model from a directory, with the functions of the page before."""
+    folder = folder or page.folder
+    return page.load(partial(page.read, folder), page.read_config(folder), page.mesh, rank)
+
+
+def weights_of(model):
+    return {
+        "/".join(map(str, path)): weight
+        for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param))
+    }
+
+
+def numpy_logits(page, tensors, tokens):
+    return forward(CONFIG | {"rope_scaling": None}, tensors, np.asarray(tokens))
+
+
+@jax.jit
+def logits_of(model, tokens_BS):
+    return model(tokens_BS)
+
+
+def test_the_page_shows_the_function_of_the_program():
+    """What merges is that of llama.py."""
+    in_file = definitions((BOOK.parent / "examples" / "llama.py").read_text("utf-8"))
+    assert shown(PAGE)["merged"] == in_file["merged"]
+
+
+def test_adapters_are_sharded_like_the_sides_of_their_matrix(page):
+    """A has the entry for the inputs of its matrix, B that for the outputs."""
+    for name in ("query", "key", "value", "out", "gate", "up", "down"):
+        layer = getattr(page.model.blocks, name)
+        _, rows, columns = layer.kernel[...].sharding.spec
+        a, b = (adapter[...].sharding.spec for adapter in (layer.lora.lora_a, layer.lora.lora_b))
+        assert (*a, None, None)[1:3] == (rows, None) and (*b, None, None)[1:3] == (None, columns)
+
+
+def test_only_adapters_have_optimizer_state(page):
+    """wrt=LoRAParam: two moments of each adapter; wrt=Param: of every weight, without an error."""
+    adapters = ms.memory(nnx.state(page.model, nnx.LoRAParam)).unique_bytes
+    everything = ms.memory(nnx.state(page.model, nnx.Param)).unique_bytes
+    for wrt, held in [(nnx.LoRAParam, adapters), (nnx.Param, everything)]:
+        with jax.set_mesh(page.mesh):
+            state = ms.memory(page.make_optimizer(page.model, wrt)).unique_bytes
+        assert 0 <= state - 2 * held <= 16  # counts of steps
+    assert 12 < everything / adapters < 14  # a thirteenth
+
+
+def test_b_has_sixteen_times_the_rate_of_a(page):
+    """The first step of Adam is as long as the rate."""
+    model = loaded(page, rank=4)
+    before = {path: np.asarray(weight[...]) for path, weight in weights_of(model).items()}
+    with jax.set_mesh(page.mesh):
+        optimizer = page.make_optimizer(model, nnx.LoRAParam)
+        ones = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.LoRAParam))
+        optimizer.update(model, ones)
+    for path, weight in weights_of(model).items():
+        moved = np.abs(np.asarray(weight[...]) - before[path]).mean()
+        wanted = 32e-3 if "lora_b" in path else 2e-3 if "lora_a" in path else 0
+        np.testing.assert_allclose(moved, wanted, rtol=0.05)
+
+
+def test_a_tree_of_labels_fails_with_the_message_that_is_quoted(page):
+    """Labels made with jax.tree.map on the state are inside of variables; the optimizer's are not."""
+    state = nnx.state(page.model, nnx.LoRAParam)
+    groups = {"A": optax.adamw(1e-3), "B": optax.adamw(1e-2)}
+    by_tree = optax.partition(groups, jax.tree.map(lambda array: "A", state))
+    with jax.set_mesh(page.mesh), pytest.raises(ValueError, match="different types"):
+        optimizer = nnx.Optimizer(page.model, by_tree, wrt=nnx.LoRAParam)
+        optimizer.update(page.model, state)
+
+
+def test_both_strategies_have_the_same_losses_and_the_loss_falls(page):
+    """FSDP × tensor and FSDP alone, in float32."""
+    np.testing.assert_allclose(page.losses, page.fsdp_losses, rtol=2e-4)
+    assert page.losses[-1] < page.losses[0] - 1 and len(page.losses) == 8
+
+
+def test_training_changes_adapters_and_nothing_else(page):
+    """The pretrained weights are the same, bit for bit."""
+    weights = weights_of(page.model)
+    for path, weight in weights_of(loaded(page)).items():
+        np.testing.assert_array_equal(weight[...], weights[path][...], path)
+    assert all(np.asarray(w[...]).any() for path, w in weights.items() if "lora_b" in path)
+
+
+def test_adapters_change_nothing_before_training(page):
+    """B is zero: the logits on the page, of a model with adapters, are those without."""
+    assert not any(
+        np.asarray(w[...]).any()
+        for path, w in weights_of(loaded(page, rank=4)).items()
+        if path.endswith("lora_b")
+    )
+
+
+def test_the_merged_model_is_the_model_with_adapters(page):
+    """Its files, loaded without adapters, give the logits of the trained model, as NumPy does."""
+    tokens = page.batch_of(0, page.mesh)
+    with jax.set_mesh(page.mesh):
+        trained = logits_of(page.model, tokens)
+        again = logits_of(loaded(page, page.out), tokens)
+    largest = np.abs(trained).max()
+    np.testing.assert_allclose(trained, again, rtol=0, atol=1e-4 * largest)
+    expected = numpy_logits(page, read_all(page.out), tokens)
+    np.testing.assert_allclose(trained, expected, rtol=0, atol=1e-4 * largest)
+
+
+def test_what_is_written_has_the_same_names_and_untrained_tensors_are_the_same(page):
+    """The same files, names, order, shapes and dtypes; norms, embedding and head bit for bit."""
+    old, new = read_all(page.folder), read_all(page.out)
+    assert list(old) == list(new)
+    for name, tensor in new.items():
+        assert (tensor.shape, tensor.dtype) == (old[name].shape, old[name].dtype)
+        assert (tensor == old[name]).all() == ("_proj" not in name), name
+    for path in page.folder.glob("*.json"):
+        assert cmp(path, page.out / path.name, shallow=False)
+
+
+def test_bfloat16_loses_updates_below_one_part_in_512():
+    """And keeps those above one in 256."""
+    weights = np.random.default_rng(0).standard_normal(10_000).astype(jnp.bfloat16)
+    for share, kept in [(1 / 520, 0), (1 / 250, len(weights))]:
+        updated = (weights.astype("float32") * (1 + share)).astype(jnp.bfloat16)
+        assert (updated != weights).sum() == kept
+
+
+def test_merging_moves_nothing_between_devices(page):
+    """W, A and B are sharded alike, so the compiled sum of a matrix has no collective."""
+    model = loaded(page, rank=4)
+    with compilations() as compiled:
+        page.merged(model)
+    assert len(compiled) == 7
+    assert not any(len(ms.collectives(program)) for program in compiled)
+
+
+def test_device_put_fetches_an_array_whose_pieces_differ_and_send_does_not(page):
+    """Onto the last four devices: device_put takes the whole weight through the host, send nothing."""
+    weight = page.weights["blocks/query/kernel"]
+    target = jax.NamedSharding(page.sampler, P(None, None, "model"))
+    assert fetched_by(lambda: jax.device_put(weight, target)) == [weight.shape]
+    assert fetched_by(lambda: page.send(weight, page.sampler)) == []
+
+
+def test_the_sampler_has_the_same_weights_on_four_devices(page):
+    """Each matrix is divided by four along `model`, and equal to that of the trainer."""
+    assert page.sampler.devices.flatten().tolist() == jax.devices()[4:]
+    for path, weight in page.weights.items():
+        sent = page.sent[path]
+        assert sent.sharding.device_set == set(jax.devices()[4:])
+        parts = 1 if "norm" in path else 4
+        assert sent.addressable_shards[0].data.size * parts == weight.size
+        np.testing.assert_array_equal(sent, weight)
+
+
+@pytest.mark.parametrize("exercise", exercises_of(PAGE))
+def test_exercise(page, exercise):
+    """The check rejects the stub and a wrong answer, and accepts the solution."""
+    check_exercise(page, PAGE, exercise)
