@@ -1,4 +1,4 @@
-"""Figure: the weights of ZeRO-1 over three steps, with free results and with pinned ones.
+"""Figure: the weights of ZeRO-1 over three steps, with free results and with constrained ones.
 
 Sizes are those of chapter 4's tiny model. book/deeper/04c-less-memory.md checks the bytes and the
 compilations.
@@ -47,7 +47,7 @@ def draw():
     parts = lane(14, say("Results left free"), True, (True, True, False))
     parts += lane(
         116,
-        say("Results pinned: {option}", option=kept("out_shardings")),
+        say("Results constrained: {option}", option=kept("out_shardings")),
         False,
         (True, False, False),
     )
@@ -57,7 +57,7 @@ def draw():
     says = (
         f"The weights of ZeRO-1 over three steps. Left free, each device holds {WHOLE:,} bytes "
         f"before step 1, and {DRIFTED:,}, an eighth of each large weight, after steps 1, 2 and 3; "
-        "steps 1 and 2 are compiled. With pinned results they stay whole, and only step 1 is "
+        "steps 1 and 2 are compiled. With constrained results they stay whole, and only step 1 is "
         "compiled."
     )
     return {"zero1_drift": figure(360, 222, says, parts)}
