@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "1e41cd5d0669a4b41fa44a0d21ebdb3802b0a18de87eaa42fb5fa4e700958f9b"
+SHA256 = "856bc295ba95fc364c127270007b36db000ead6c9ae9506804e9050fad723d92"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
