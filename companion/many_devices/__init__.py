@@ -22,6 +22,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `fsdp` | chapter 9's specs and gather, for the model of chapter 4 | chapter 9 |
 | `plain_fsdp` | FSDP of two matrices in plain JAX | chapters 9 and 11 |
 | `experts` | a mixture of experts, and its program on a mesh | chapter 13 |
+| `sequences` | attention over one block of keys, and the merging of two | chapter 14 |
 | `llama_step` | a training step with FSDP, tensor parallelism and HSDP, by hand | chapter 16 |
 | `compiled` | what the compilers for TPU and GPU made of the book's programs | fsdp-bytes |
 | `draw` | bars, curves and digits as inline SVG | |
