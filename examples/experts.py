@@ -126,7 +126,7 @@ def capacity(tokens, factor, k=2, E=8):
 
 
 def train(program, weights, batch, steps=20):
-    """Step down the gradient; return the weights, and the loss and drops of each step."""
+    """Go down the gradient; return the weights, and loss and drops of each step."""
     history = []
     for _ in range(steps):
         (loss, dropped), gradient = program(weights, batch)
