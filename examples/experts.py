@@ -125,21 +125,12 @@ def capacity(tokens, factor, k=2, E=8):
     return math.ceil(factor * k * tokens / E)
 
 
-optimizer = optax.sgd(0.1, momentum=0.9)
-
-
-@jax.jit
-def update(weights, momentum, gradient):
-    updates, momentum = optimizer.update(gradient, momentum)
-    return optax.apply_updates(weights, updates), momentum
-
-
 def train(program, weights, batch, steps=20):
-    momentum = optimizer.init(weights)
+    """Go down the gradient; return the weights, and loss and drops of each step."""
     history = []
     for _ in range(steps):
         (loss, dropped), gradient = program(weights, batch)
-        weights, momentum = update(weights, momentum, gradient)
+        weights = jax.tree.map(lambda w, g: w - 0.5 * g, weights, gradient)
         history.append((float(loss), int(dropped)))
     return weights, history
 

@@ -1,10 +1,12 @@
-"""Attention with the sequence split over devices: by gather, by a ring in zigzag order, by Ulysses.
+"""Attention with the sequence split over devices: by gather, by two kinds of ring, by Ulysses.
 
     python examples/ring_attention.py                         on the first n devices JAX finds
     JAX_NUM_CPU_DEVICES=4 python examples/ring_attention.py   on four simulated ones
 
-The page https://many-devices.github.io/one-program/book/14-sequences.html explains it step by step.
-In a program of your own, set S and n, and pass the same `held` to rotary positions and to attention.
+The page https://many-devices.github.io/one-program/book/14-sequences.html explains it step by step,
+and https://many-devices.github.io/one-program/book/deeper/14a-balanced-ring.html the balanced ring.
+In a program of your own, set S and n, and take rotary positions from the same `held` as the mask;
+for the balanced ring, which does half of the work, that is `zigzag`.
 """
 
 from functools import partial
@@ -16,45 +18,18 @@ import numpy as np
 P = jax.P
 S = 64  # tokens in a sequence
 n = 4  # devices that share a sequence
-
-
-def unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):
-    """Maximum, sum and weighted values of a softmax that is not divided yet."""
-    B, S, H, C = q_BSHC.shape
-    K = k_BTKC.shape[2]
-    q_BSKGC = q_BSHC.reshape(B, S, K, H // K, C)
-    scores_BKGST = jnp.einsum("BSKGC,BTKC->BKGST", q_BSKGC, k_BTKC) / C**0.5
-    seen_ST = position_S[:, None] >= position_T[None, :]  # the causal mask
-    scores_BKGST = jnp.where(seen_ST, scores_BKGST, -1e30)
-    # It keeps exp in range and cancels in the end, so it needs no gradient
-    top_BKGS = jax.lax.stop_gradient(scores_BKGST.max(-1))
-    weights_BKGST = jnp.exp(scores_BKGST - top_BKGS[..., None])
-    out_BKGSC = jnp.einsum("BKGST,BTKC->BKGSC", weights_BKGST, v_BTKC)
-    return top_BKGS, weights_BKGST.sum(-1), out_BKGSC
-
-
-def finish(unfinished):
-    """Divide by the sum of exponentials, and put the heads back together."""
-    _, total_BKGS, out_BKGSC = unfinished
-    B, K, G, S, C = out_BKGSC.shape
-    out_BKGSC = out_BKGSC / total_BKGS[..., None]
-    return jnp.moveaxis(out_BKGSC, 3, 1).reshape(B, S, K * G, C)
+half = S // (2 * n)  # tokens in a half block
 
 
 def attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):
-    return finish(unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T))
+    """Each query sees the keys at its own position and at earlier ones."""
+    seen_ST = position_S[:, None] >= position_T
+    return jax.nn.dot_product_attention(q_BSHC, k_BTKC, v_BTKC, mask=seen_ST)
 
 
 def contiguous(device):
     """The positions of the tokens that a device holds."""
     return device * (S // n) + jnp.arange(S // n)
-
-
-def zigzag(device):
-    half = S // (2 * n)
-    early = device * half + jnp.arange(half)
-    late = (2 * n - 1 - device) * half + jnp.arange(half)
-    return jnp.concatenate([early, late])
 
 
 def order_of(held):
@@ -69,6 +44,21 @@ def gather(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
     return attention(q_block_BSHC, k_gathered_BTKC, v_gathered_BTKC, mine_S, all_T)
 
 
+def unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):
+    """Maximum, sum and weighted values of a softmax that is not divided yet."""
+    B, S, H, C = q_BSHC.shape
+    K = k_BTKC.shape[2]
+    q_BSKGC = q_BSHC.reshape(B, S, K, H // K, C)  # G query heads share a key head
+    scores_BKGST = jnp.einsum("BSKGC,BTKC->BKGST", q_BSKGC, k_BTKC) / C**0.5
+    seen_ST = position_S[:, None] >= position_T  # the causal mask
+    scores_BKGST = jnp.where(seen_ST, scores_BKGST, -1e30)
+    # It keeps exp in range and cancels in the end, so it needs no gradient
+    top_BKGS = jax.lax.stop_gradient(scores_BKGST.max(-1))
+    weights_BKGST = jnp.exp(scores_BKGST - top_BKGS[..., None])
+    out_BKGSC = jnp.einsum("BKGST,BTKC->BKGSC", weights_BKGST, v_BTKC)
+    return top_BKGS, weights_BKGST.sum(-1), out_BKGSC
+
+
 def merge(one, two):
     """The softmax over the keys of both (online softmax)."""
     (top_1, total_1, out_1), (top_2, total_2, out_2) = one, two
@@ -77,53 +67,76 @@ def merge(one, two):
     return top, a * total_1 + b * total_2, a[..., None] * out_1 + b[..., None] * out_2
 
 
-def needed(position_S, position_T):
-    """Whether any of these queries sees any of these keys."""
-    return position_S[-1] >= position_T[0]
-
-
-def add(softmax, *pair):
-    return merge(softmax, unfinished_attention(*pair))
-
-
-def skip(softmax, *pair):
-    return softmax
-
-
-def attend_halves(softmaxes, q_block_BSHC, kv_block, mine_S, theirs_T):
-    """Add one block of keys to the unfinished softmax of each half of the queries."""
-    arrays = q_block_BSHC, *kv_block
-    q_halves, k_halves, v_halves = (jnp.split(x, 2, axis=1) for x in arrays)
-    updated = []
-    for softmax, q, q_at in zip(softmaxes, q_halves, jnp.split(mine_S, 2)):
-        for k, v, k_at in zip(k_halves, v_halves, jnp.split(theirs_T, 2)):
-            pair = q, k, v, q_at, k_at
-            softmax = jax.lax.cond(needed(q_at, k_at), add, skip, softmax, *pair)
-        updated.append(softmax)
-    return updated
+def finish(unfinished):
+    """Divide by the sum of exponentials, and put the heads back together."""
+    _, total_BKGS, out_BKGSC = unfinished
+    B, K, G, S, C = out_BKGSC.shape
+    out_BKGSC = out_BKGSC / total_BKGS[..., None]
+    return jnp.moveaxis(out_BKGSC, 3, 1).reshape(B, S, K * G, C)
 
 
 def ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
     me = jax.lax.axis_index("seq")
     onward = [(device, (device + 1) % n) for device in range(n)]
+    block = k_block_BTKC, v_block_BTKC
+    softmax = unfinished_attention(q_block_BSHC, *block, held(me), held(me))
+    for number in range(1, n):
+        block = jax.lax.ppermute(block, "seq", onward)
+        theirs_T = held((me - number) % n)
+        more = unfinished_attention(q_block_BSHC, *block, held(me), theirs_T)
+        softmax = merge(softmax, more)
+    return finish(softmax)
 
-    def step(carry, number):
-        softmaxes, block = carry
-        arriving = jax.lax.ppermute(block, "seq", onward)
-        theirs_T = held((me - number) % n)  # the block comes from `number` devices back
-        softmaxes = attend_halves(softmaxes, q_block_BSHC, block, held(me), theirs_T)
-        return (softmaxes, arriving), None
 
-    B, L, H, C = q_block_BSHC.shape
-    K = k_block_BTKC.shape[2]
-    # Not jnp.zeros: both branches of a cond need one type, varying over devices as q
-    zeros = jnp.zeros_like(q_block_BSHC, shape=(B, K, H // K, L // 2, C))
-    empty = zeros[..., 0] - 1e30, zeros[..., 0], zeros
-    carry = [empty, empty], (k_block_BTKC, v_block_BTKC)
-    (softmaxes, block), _ = jax.lax.scan(step, carry, jnp.arange(n - 1))
-    theirs_T = held((me + 1) % n)  # the last block is not sent on
-    softmaxes = attend_halves(softmaxes, q_block_BSHC, block, held(me), theirs_T)
-    return jnp.concatenate([finish(softmax) for softmax in softmaxes], axis=1)
+def zigzag(device):
+    """The positions of the tokens that a device holds."""
+    early = device * half + jnp.arange(half)
+    late = (2 * n - 1 - device) * half + jnp.arange(half)
+    return jnp.concatenate([early, late])
+
+
+def early_half(block):
+    """The early tokens of a block of arrays and their positions."""
+    *arrays, positions = block
+    return *[x[:, :half] for x in arrays], positions[:half]
+
+
+def late_half(block):
+    *arrays, positions = block
+    return *[x[:, half:] for x in arrays], positions[half:]
+
+
+def attend(queries, keys):
+    (q_BSHC, position_S), (k_BTKC, v_BTKC, position_T) = queries, keys
+    return unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T)
+
+
+def from_smaller(early, late, queries, keys):
+    """All queries see the early half of the keys."""
+    keys = early_half(keys)
+    early = merge(early, attend(early_half(queries), keys))
+    return early, merge(late, attend(late_half(queries), keys))
+
+
+def from_larger(early, late, queries, keys):
+    """The late queries see all keys."""
+    return early, merge(late, attend(late_half(queries), keys))
+
+
+def balanced_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC):
+    me = jax.lax.axis_index("seq")
+    onward = [(device, (device + 1) % n) for device in range(n)]
+    block = k_block_BTKC, v_block_BTKC
+    queries, keys = (q_block_BSHC, zigzag(me)), (*block, zigzag(me))
+    early = attend(early_half(queries), early_half(keys))
+    late = attend(late_half(queries), keys)
+    for number in range(1, n):
+        block = jax.lax.ppermute(block, "seq", onward)
+        source = (me - number) % n  # the block comes from `number` devices back
+        keys = *block, zigzag(source)
+        branches = source < me, from_smaller, from_larger
+        early, late = jax.lax.cond(*branches, early, late, queries, keys)
+    return jnp.concatenate([finish(early), finish(late)], axis=1)
 
 
 def ulysses(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
@@ -159,15 +172,19 @@ def main():
 
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
 
-    for attend, held in [(gather, contiguous), (ring, zigzag), (ulysses, contiguous)]:
+    variants = {
+        "gather": (partial(gather, held=contiguous), contiguous),
+        "ring": (partial(ring, held=contiguous), contiguous),
+        "balanced ring": (balanced_ring, zigzag),
+        "Ulysses": (partial(ulysses, held=contiguous), contiguous),
+    }
+    for name, (attend, held) in variants.items():
         order = order_of(held)
         block = P(None, "seq")
-        mapped = jax.shard_map(
-            partial(attend, held=held), mesh=mesh, in_specs=block, out_specs=block
-        )
+        mapped = jax.shard_map(attend, mesh=mesh, in_specs=block, out_specs=block)
         forward = error_of(jax.jit(mapped), full, order)
         backward = error_of(gradient_of(mapped), gradient_of(full), order)
-        print(f"{attend.__name__:8} forward: error {forward:.0e}, backward: error {backward:.0e}")
+        print(f"{name:13} forward: error {forward:.0e}, backward: error {backward:.0e}")
 
 
 if __name__ == "__main__":

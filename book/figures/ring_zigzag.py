@@ -1,4 +1,4 @@
-"""Figure of chapter 14: which pairs of half blocks each device computes in a causal ring."""
+"""Figure of the balanced ring: which pairs of half blocks each device computes."""
 
 from kit import DATA, INK, figure, line, rect, say, text, write
 

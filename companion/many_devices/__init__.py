@@ -25,6 +25,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `llama` | a Llama, its files, and what loads and writes them | Bring your own weights |
 | `pipeline` | the model of chapter 12, and schedules as tables of numbers | chapter 12 |
 | `experts` | a mixture of experts, and its program on a mesh | chapter 13 |
+| `sequences` | attention over one block of keys, and the merging of two | chapter 14 |
 | `llama_step` | a training step with FSDP, tensor parallelism and HSDP, by hand | chapter 16 |
 | `compiled` | what the compilers for TPU and GPU made of the book's programs | fsdp-bytes |
 | `draw` | bars, curves and digits as inline SVG | |

@@ -19,6 +19,7 @@ from many_devices import (
     pipeline,
     plain_fsdp,
     processes,
+    sequences,
     stack,
     training,
 )
@@ -97,6 +98,9 @@ SHOWN = [
     ("13-experts", experts.dense_mixture),
     ("13-experts", experts.loss_of),
     ("13-experts", experts.program_on),
+    ("14-sequences", sequences.unfinished_attention),
+    ("14-sequences", sequences.merge),
+    ("14-sequences", sequences.finish),
     ("16-compile-ahead", llama_step.abstract_mesh),
     ("16-compile-ahead", llama_step.weights_of),
     ("16-compile-ahead", llama_step.gather_as),

@@ -1,6 +1,10 @@
 """The equations of a traced function, at any depth."""
 
+import types
+from typing import NamedTuple
+
 import jax
+from jax.extend.core import Var
 
 
 def equations(jaxpr, primitive=None):
@@ -15,3 +19,28 @@ def equations(jaxpr, primitive=None):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from ((found, times * n) for found, n in equations(inner, primitive))
+
+
+class Behind(NamedTuple):
+    """How many messages, and how many products, have to end one after another before this can start."""
+
+    messages: int
+    products: int
+
+
+def waits_of(jaxpr):
+    """What each `ppermute` and each product waits for; a `cond` with a product in it counts as one."""
+    behind, messages, products = {}, [], []
+    for equation in jaxpr.eqns:
+        operands = [variable for variable in equation.invars if isinstance(variable, Var)]
+        before = [behind.get(variable, Behind(0, 0)) for variable in operands]
+        waits = Behind(*map(max, zip(Behind(0, 0), *before)))
+        alone = types.SimpleNamespace(eqns=[equation])
+        if equation.primitive.name == "ppermute":
+            messages.append(waits)
+            waits = waits._replace(messages=waits.messages + 1)
+        elif any(equations(alone, "dot_general")):
+            products.append(waits)
+            waits = waits._replace(products=waits.products + 1)
+        behind |= dict.fromkeys(equation.outvars, waits)
+    return messages, products
