@@ -136,11 +136,15 @@ def test_on_eight_devices_the_balance_loss_is_over_all_tokens(page):
 
 
 def test_balanced_over_all_tokens_and_worst_on_each_device(page):
-    """Each device sure of its own expert: 1 over all tokens, 8 on every device."""
+    """Each device sure of its own expert: 1 over all tokens, E/k on every device, 4 on the page."""
     sure_BE = jnp.repeat(jnp.eye(8), 64, axis=0)  # 64 tokens for expert 0, then for 1, ...
-    chosen_BR = sure_BE.argmax(-1, keepdims=True)
-    own = jax.vmap(page.balance_of)(sure_BE.reshape(8, 64, 8), chosen_BR.reshape(8, 64, 1))
-    assert page.balance_of(sure_BE, chosen_BR) == 1 and np.all(own == 8)
+    first_BR = sure_BE.argmax(-1, keepdims=True)
+    for chosen_BR in first_BR, jnp.concatenate([first_BR, (first_BR + 1) % 8], -1):
+        k = chosen_BR.shape[-1]
+        own = jax.vmap(page.balance_of)(sure_BE.reshape(8, 64, 8), chosen_BR.reshape(8, 64, k))
+        assert page.balance_of(sure_BE, chosen_BR) == 1 and np.all(own == 8 / k)
+    assert page.experts_BR.shape[-1] == 2, "the page takes two experts"
+    chosen_BR = first_BR
     halves = jax.vmap(page.balance_of)(sure_BE.reshape(2, 256, 8), chosen_BR.reshape(2, 256, 1))
     assert np.allclose(halves, 2), "microbatches make the same mistake"
 
