@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "d14b7ac6607d395539fca84837ba424ec764d5d91b2f20a10608366ac043f6e0"
+SHA256 = "008166363b40d3a711ed00e7d99cd0ce7cc8dbae97fabb08455ae75a5a1dbd65"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -134,8 +134,9 @@ def balanced_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC):
         block = jax.lax.ppermute(block, "seq", onward)
         source = (me - number) % n  # the block comes from `number` devices back
         keys = *block, zigzag(source)
-        branches = source < me, from_smaller, from_larger
-        early, late = jax.lax.cond(*branches, early, late, queries, keys)
+        early, late = jax.lax.cond(
+            source < me, from_smaller, from_larger, early, late, queries, keys
+        )
     return jnp.concatenate([finish(early), finish(late)], axis=1)
 
 

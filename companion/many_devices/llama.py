@@ -117,7 +117,7 @@ class Config:
     tied: bool  # the head is the embedding
     epsilon: float  # of the norms
     theta: float  # of the rotary embedding
-    scaling: tuple[float, ...] | None  # of it, the values of SCALING; since Llama 3.1
+    scaling: tuple[float, ...] | None  # of the angles, since Llama 3.1: see `frequencies`
     dtype: str
 
 
@@ -125,6 +125,8 @@ def read_config(folder):
     stored = json.loads((folder / "config.json").read_text())
     if stored["architectures"] != ["LlamaForCausalLM"]:
         raise ValueError(f"this model is not a Llama: {stored['architectures']}")
+    if stored.get("rope_scaling"):
+        raise ValueError("scaled rotations: use read_config of examples/llama.py")
     return Config(
         V=stored["vocab_size"],
         D=stored["hidden_size"],

@@ -560,7 +560,7 @@ def test_the_table_of_ways_says_what_was_counted(page):
         "gradient accumulation": batch_in_parts,
     }
     assert told == {way: f"{a:.1f} to {b:.1f} GB" for way, (a, b) in counted.items()}
-    assert rows_of(TEXT, "Way")["FSDP"]["The price"] == "half as many bytes again"
+    assert rows_of(TEXT, "Way")["FSDP"]["The price"] == "half as many bytes again to send"
     sent = [
         sum(move["wire"] for move in stored_program(name)["gpu"]["moves"])
         for name in ("train-dp", "train-fsdp")

@@ -136,10 +136,21 @@ def test_the_logits_are_those_of_numpy(page):
 def test_a_tied_head_and_scaled_rotations_agree_as_well(page, tmp_path, changes):
     config, tensors = make(tmp_path / "model", torch_dtype="float32", **changes)
     scaling = tuple(LLAMA3.values())[1:] if config["rope_scaling"] else None
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(config | {"rope_scaling": None}))  # the page's reader stops there
     model = loaded(page, tmp_path / "model", scaling=scaling)
     tokens = np.random.default_rng(0).integers(256, size=(4, 16))
     with jax.set_mesh(page.mesh):
         close(page.logits_of(model, tokens), forward(config, tensors, tokens))
+
+
+def test_scaled_rotations_raise_an_error_instead_of_wrong_angles(page):
+    """read_config stops at rope_scaling, which it does not read; llama.py reads it."""
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder), torch_dtype="float32", rope_scaling=LLAMA3)
+        with pytest.raises(ValueError, match=r"scaled rotations: use read_config of .*llama\.py"):
+            page.read_config(Path(folder))
+        assert importlib.import_module("llama").read_config(Path(folder)).scaling
 
 
 def test_bfloat16_differs_by_about_two_percent(page, tmp_path):
