@@ -117,7 +117,7 @@ def test_what_a_program_can_use_of_two_devices():
     assert f"{16 * 2**30 / 1e9:.1f} {V5E_BYTES / 1e9:.1f}" == "17.2 16.9"
     assert f"{H100_BYTES / 2**30:.1f} {H100_BYTES / 1e9:.1f}" == "79.6 85.5"
     assert round(0.75 * H100_BYTES / 1e9) == 64
-    assert "| H100 | 79.6 GiB, or 85.5 GB | 75 % by default, or 64 GB |" in TEXT
+    assert "| H100 | 79.6 GiB, or 85.5 GB | 75% by default, or 64 GB |" in TEXT
     assert "| TPU v5e | 16 GiB, or 17.2 GB | 15.75 GiB, or 16.9 GB |" in TEXT
 
 

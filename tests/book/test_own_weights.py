@@ -145,12 +145,11 @@ def test_a_tied_head_and_scaled_rotations_agree_as_well(page, tmp_path, changes)
 
 
 def test_scaled_rotations_raise_an_error_instead_of_wrong_angles(page):
-    """read_config stops at rope_scaling, which it does not read; llama.py reads it."""
+    """read_config stops at rope_scaling, which it does not read."""
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder), torch_dtype="float32", rope_scaling=LLAMA3)
         with pytest.raises(ValueError, match=r"scaled rotations: use read_config of .*llama\.py"):
             page.read_config(Path(folder))
-        assert importlib.import_module("llama").read_config(Path(folder)).scaling
 
 
 def test_bfloat16_differs_by_about_two_percent(page, tmp_path):
