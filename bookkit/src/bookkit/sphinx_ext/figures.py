@@ -2,9 +2,9 @@
 
 A paragraph with nothing but one of the book's own images, …/_static/figures/NAME.svg, is a figure:
 the drawing book/figures/NAME.svg stands in the page, where it sees the theme, with its words in the
-page's language. A paragraph all in
-*…* that follows a figure or a table is its caption. Readers of Colab see the same as an image with
-a line below. Images inside a sentence or a table are inlined too, without a caption.
+page's language. A paragraph all in *…* that follows a figure or a table is its caption, and one that
+follows an output looks like one. Readers of Colab see the same as an image with a line below. Images
+inside a sentence or a table are inlined too, without a caption.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Captions(SphinxTransform):
                 made += table
                 anchor = f"table-{anchor_words(caption.astext())}"
                 finish_figure(made, table, anchor, taken)
+        for paragraph in self.document.findall(nodes.paragraph):
+            if is_emphasised(paragraph):  # said of the output above it
+                paragraph["classes"].append("said-of-output")
         number_captions(self.document, chapter_number(self.env.docname))
 
 
@@ -91,11 +94,13 @@ def figure_name(image: nodes.image, book: Book) -> str | None:
 def caption_after(node: nodes.Element) -> nodes.paragraph | None:
     """The paragraph after a node, if it is emphasised as a whole."""
     after = node.next_node(descend=False, siblings=True, ascend=False)
-    if isinstance(after, nodes.paragraph):
-        children = without_blanks(after)
-        if len(children) == 1 and isinstance(children[0], nodes.emphasis):
-            return after
-    return None
+    return after if isinstance(after, nodes.paragraph) and is_emphasised(after) else None
+
+
+def is_emphasised(paragraph: nodes.paragraph) -> bool:
+    """Is all of it between two asterisks?"""
+    children = without_blanks(paragraph)
+    return len(children) == 1 and isinstance(children[0], nodes.emphasis)
 
 
 def finish_figure(made: Figure, inside: nodes.Element, anchor: str, taken: set[str]) -> None:
