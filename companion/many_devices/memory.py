@@ -35,6 +35,6 @@ def kept(strategy):
 
 
 def kept_gb(strategy):
-    """GB of these arrays on a device, which keeps only its own rows of the batch."""
+    """GB of these arrays on a device, if only their rows are sharded, along `data`."""
     whole = sum(array.size * array.dtype.itemsize for array in kept(strategy))
     return whole / strategy.data / 1e9

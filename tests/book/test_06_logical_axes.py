@@ -13,6 +13,7 @@ from many_devices.checks import misplaced
 from many_devices.data import images_BI
 from many_devices.helpers import attempt
 from pages import check_exercise, exercises_of
+from traced import equations
 
 PAGE = "06-logical-axes"
 P = jax.P
@@ -135,6 +136,21 @@ def test_with_fsdp_only_the_weight_changes(page):
 
 
 # The model
+
+
+def test_the_model_constrains_the_output_of_each_block(page):
+    """By the table, batch by name: what goes into the first block, what leaves each, the logits."""
+    rules, x_BSI = page.tables["FSDP x tensor"], page.patches_BSI[:8]
+    with jax.set_mesh(page.mesh):
+        model = nnx.eval_shape(partial(page.make_model, page.tiny, rules))
+        jaxpr = jax.make_jaxpr(page.Model.__call__)(model, x_BSI).jaxpr
+    found = [
+        (tuple(eqn.params["sharding"].spec), eqn.outvars[0].aval.shape, times)
+        for eqn, times in equations(jaxpr, "sharding_constraint")
+    ]
+    B, S, D, V, L = 8, page.tiny.S, page.tiny.D, page.tiny.V, page.tiny.L
+    batch = ("data", None, None), (B, S, D)
+    assert found == [(*batch, 1), (*batch, L), (("data", "model"), (B, V), 1)]
 
 
 def test_attention_computes_what_flax_computes(page):

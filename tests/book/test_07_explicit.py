@@ -150,6 +150,8 @@ def test_the_rules_of_the_table_hold(page):
         (page.heads, (h,), "[8@data,4@model,8]"),
         (lambda x: x.reshape(4, 2, 16), (x,), "[4@data,2,16]"),
         (lambda x: x.reshape(2, 4, 16), (x,), "[2@data,4,16]"),
+        (lambda h: h.reshape(8, 1, 32), (h,), "[8@data,1,32@model]"),  # the first part above 1
+        (lambda h: h.reshape(8, 1, 4, 8), (h,), "[8@data,1,4@model,8]"),
     ]:
         assert page.type_of(function, *inputs) == "float32" + expected
     assert page.type_of(jnp.greater, x, c) == "bool[8@data,16@model]"

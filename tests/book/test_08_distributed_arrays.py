@@ -232,9 +232,14 @@ def test_a_new_array_is_committed_to_the_mesh_as_copies(page):
 
 
 def test_two_calls_make_no_new_array(page):
-    """device_put without a destination, and an uncommitted array, stay on the default device."""
+    """device_put without a destination, and an uncommitted array, stay on the default device.
+
+    They are not the only ones: from_dlpack does not look at the mesh either.
+    """
     for array in (page.put_host, page.again):
         assert not array.committed and array.devices() == {jax.devices()[0]}
+    with jax.set_mesh(page.mesh):
+        assert len(jnp.from_dlpack(page.x_host).devices()) == 1
 
 
 # Received incompatible devices

@@ -460,14 +460,19 @@ def test_what_is_trained_in_pieces_can_be_loaded_as_copies(page, tmp_path):
 
 
 def test_a_sharding_constraint_raises_inside_shard_map(page):
-    """with_sharding_constraint raises an error inside shard_map."""
+    """with_sharding_constraint raises an error inside shard_map if it names an axis or a mesh."""
 
-    def constrained(x_block):
-        return jax.lax.with_sharding_constraint(x_block, P("data"))
+    def constrained(sharding):
+        def function(x_block):
+            return jax.lax.with_sharding_constraint(x_block, sharding)
 
-    mapped = jax.shard_map(constrained, mesh=page.mesh, in_specs=P("data"), out_specs=P("data"))
+        return jax.shard_map(function, mesh=page.mesh, in_specs=P("data"), out_specs=P("data"))
+
     with pytest.raises(ValueError, match="can only refer to Auto axes"):
-        jax.eval_shape(mapped, page.x)
+        jax.eval_shape(constrained(P("data")), page.x)
+    with pytest.raises(ValueError, match="Manual"):
+        jax.eval_shape(constrained(jax.NamedSharding(page.mesh, P())), page.x)
+    assert np.array_equal(constrained(P())(page.x), page.x)
 
 
 def test_a_weight_annotated_in_its_constructor_wants_a_mesh_unless_told_otherwise():

@@ -1,14 +1,18 @@
 """The page "FSDP in depth: free gathered weights with a remat policy"."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import name_p
 
 import compared
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.helpers import traffic
+from many_devices.memory import kept_gb
+from many_devices.model import strategies
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "09b-fsdp-in-depth"
@@ -120,7 +124,13 @@ def test_both_send_the_same(page):
 
 
 def test_in_a_loop_without_a_scan_the_policy_frees_as_well(page):
-    """With the layers in a Python loop, all matrices that the backward pass needs are freed."""
+    """With the layers in a Python loop, all matrices that the backward pass needs are freed; in Auto
+    mode there is no gather to see, and the policy keeps everything."""
+    in_auto_mode = [
+        kept_gb(replace(strategies["FSDP"], remat=remat))
+        for remat in (page.no_remat, page.remats["free_gathers"], jax.checkpoint)
+    ]
+    assert in_auto_mode[0] == in_auto_mode[1] > 10 * in_auto_mode[2]
 
     def kept_by_loop(rule):
         remat = partial(jax.checkpoint, policy=rule) if rule else page.no_remat
@@ -151,11 +161,17 @@ def test_in_a_loop_without_a_scan_the_policy_frees_as_well(page):
 
 
 def test_a_weight_computed_from_a_gathered_one_is_kept_whole(page):
-    """Scaled after the gather, nothing is freed, and the factor is kept as well."""
+    """Scaled after the gather, nothing is freed, and the factor is kept as well; nor transposed."""
     after = kept_by(page, page.free_gathers, page.scaled_after)
     assert after - page.bytes_kept(page.remats["free_gathers"]) >= 57_344
     older = jax.__version_info__ < (0, 12)
     assert after - page.bytes_kept(page.no_remat) == 4 or older
+
+    def transposed_after(weights):
+        return page.gather_layer(weights) | {"w_DD": page.gather_layer(weights)["w_DD"].T}
+
+    transposed = kept_by(page, page.free_gathers, transposed_after)
+    assert transposed - page.bytes_kept(page.remats["free_gathers"]) >= 57_344
 
     def scaled_before(weights):
         return page.gather_layer(weights | {"w_DD": 2 * weights["w_DD"]})
@@ -166,7 +182,7 @@ def test_a_weight_computed_from_a_gathered_one_is_kept_whole(page):
 def test_everything_except_these_names_keeps_everything(page):
     """save_anything_except_these_names returns True whatever it is called with, and frees nothing."""
     stub = POLICIES.save_anything_except_these_names("whole")
-    assert stub(None, name="whole") is True and stub(None) is True
+    assert stub(name_p, name="whole") is True and stub(None) is True
     assert page.bytes_kept(page.by_name, page.named) == page.bytes_kept(page.no_remat)
     assert kept_by(page, page.but_whole, page.named) == page.bytes_kept(page.no_remat)
     other_name = POLICIES.save_only_these_names("whole")

@@ -162,7 +162,10 @@ def test_in_bfloat16_the_policy_frees_7_8_of_32_768_bytes(page):
 
 
 def test_with_remat_a_step_sends_12_bytes_a_number_and_with_the_remedy_8(page):
-    """Two gathers and a scatter: 4 + 4 + 4 bytes, and 2 + 2 + 4."""
+    """Two gathers and a scatter in the page's step: 4 + 4 + 4 bytes, and 2 + 2 + 4."""
+    step = page.loss_and_gradient(page.use_bf16)
+    traced = str(jax.make_jaxpr(step)(page.params, batch_of(page, dtype="bfloat16")))
+    assert (traced.count("all_gather["), traced.count("reduce_scatter[")) == (2, 1)
     size = {"f32": 4, "bf16": 2}
     for way, total in ((page.gather, 12), (page.sum_in_float32, 8)):
         asked = page.dtypes_asked(way)

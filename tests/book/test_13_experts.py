@@ -136,10 +136,17 @@ def test_on_eight_devices_the_balance_loss_is_over_all_tokens(page):
 
 
 def test_balanced_over_all_tokens_and_worst_on_each_device(page):
-    """Each device sure of its own expert: 1 over all tokens, E/k on every device, 4 on the page."""
+    """Each device sure of its own expert: 1 over all tokens, E/k on every device, 4 on the page.
+
+    It is 1 because the mean probabilities are equal: wherever the second choices go, also if the
+    page's own `route` sends nearly all of them to one expert.
+    """
     sure_BE = jnp.repeat(jnp.eye(8), 64, axis=0)  # 64 tokens for expert 0, then for 1, ...
     first_BR = sure_BE.argmax(-1, keepdims=True)
-    for chosen_BR in first_BR, jnp.concatenate([first_BR, (first_BR + 1) % 8], -1):
+    _, _, routed_BR = page.route(1000 * sure_BE, jnp.eye(8))
+    assert np.bincount(np.ravel(routed_BR)).max() > 4 * np.bincount(np.ravel(routed_BR)).min()
+    second_BR = (first_BR + 1) % 8
+    for chosen_BR in first_BR, jnp.concatenate([first_BR, second_BR], -1), routed_BR:
         k = chosen_BR.shape[-1]
         own = jax.vmap(page.balance_of)(sure_BE.reshape(8, 64, 8), chosen_BR.reshape(8, 64, k))
         assert page.balance_of(sure_BE, chosen_BR) == 1 and np.all(own == 8 / k)

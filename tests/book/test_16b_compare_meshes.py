@@ -148,6 +148,7 @@ def test_nodes_of_groups(page):
     inside, across = (MESHES[f"ahead-h100-64-{name}"][0] for name in ("inside", "across"))
     assert page.nodes_of(inside, "model") == 1 and page.nodes_of(inside, "data") == 8
     assert page.nodes_of(across, "model") == 8 and page.nodes_of(across, "data") == 1
+    assert page.nodes_of(dict(data=4, model=6), "model") == 2  # the first group alone is in one
 
 
 def test_the_order_changes_no_byte_and_the_link_by_nine(page):

@@ -6,6 +6,7 @@ import tempfile
 from filecmp import cmp
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 from flax import nnx
 from llama_in_numpy import LLAMA3, forward, layout, make, read_all
 
+import meshscope as ms
 from defined import definitions, shown
 from many_devices.llama import CONFIG
-from pages import BOOK, check_exercise, exercises_of
+from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "own-weights"
 EXAMPLES = BOOK.parent / "examples"
@@ -142,6 +144,32 @@ def test_a_tied_head_and_scaled_rotations_agree_as_well(page, tmp_path, changes)
     tokens = np.random.default_rng(0).integers(256, size=(4, 16))
     with jax.set_mesh(page.mesh):
         close(page.logits_of(model, tokens), forward(config, tensors, tokens))
+
+
+def sent_for_a_gradient(page, mesh):
+    """Bytes that each device sends for one gradient of all weights, by the compiler for CPU."""
+    graphdef, weights = nnx.get_abstract_model(
+        lambda: page.Llama(page.config, 0, nnx.Rngs(0)), mesh
+    )
+    by_rows = jax.NamedSharding(mesh, P("data"))
+    tokens_BS = jax.ShapeDtypeStruct((16, 32), "int32", sharding=by_rows)
+
+    def loss(weights, tokens_BS):
+        return (nnx.merge(graphdef, weights)(tokens_BS) ** 2).mean()
+
+    places = jax.tree.map(lambda weight: weight.sharding, weights)
+    with jax.set_mesh(mesh):
+        program = jax.jit(jax.grad(loss), out_shardings=places).lower(weights, tokens_BS).compile()
+    return sum(move.executions * move.wire_bytes for move in ms.collectives(program, mesh))
+
+
+@compiled_for_cpu
+def test_compiled_for_cpu_without_constraints_fsdp_sends_four_times_as_much(page):
+    """Without the two calls of with_sharding_constraint, FSDP becomes tensor parallelism."""
+    fsdp = jax.make_mesh((8, 1), ("data", "model"), axis_types=page.auto)
+    constrained = sent_for_a_gradient(page, fsdp)
+    with mock.patch.object(jax.lax, "with_sharding_constraint", lambda x, sharding: x):
+        assert sent_for_a_gradient(page, fsdp) > 4 * constrained
 
 
 def test_scaled_rotations_raise_an_error_instead_of_wrong_angles(page):
