@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "2ec97050fac9ddc9add75415492ec58fe8a5a4b06551b38cdd130bfa5f35712b"
+SHA256 = "0883aff1d784f22295a140e09d2812865e5b28de85494fcdc218a3195215044c"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
