@@ -117,7 +117,7 @@ class Config:
     tied: bool  # the head is the embedding
     epsilon: float  # of the norms
     theta: float  # of the rotary embedding
-    scaling: tuple[float, ...] | None  # of the angles, since Llama 3.1: see `frequencies`
+    scaling: tuple[float, ...] | None  # of angles, since Llama 3.1
     dtype: str
 
 
