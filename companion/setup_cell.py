@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "56af793fcc6caa97e7f489466c2716f6f847d275bff586e917d29a873b454153"
+SHA256 = "aaf74406da13f4698941ef9be9b78df2cabe1345776560c8fcfb7ccfc70d5bef"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
