@@ -242,7 +242,8 @@ def test_with_checkpoint_blocks_are_sent_again(page):
     """The backward pass of a layer in jax.checkpoint sends the blocks of the forward pass again."""
     again = page.compiled(checkpointed(page), page.contiguous)
     assert page.sent(page.ring_step) == page.around
-    assert page.sent(again) == 1.5 * page.around
+    times = 1.5 if jax.__version_info__ >= (0, 11) else 1  # until 0.10, blocks were kept
+    assert page.sent(again) == times * page.around
 
 
 def test_no_message_waits_for_attention(page):
