@@ -19,3 +19,13 @@ def assert_same(tree, expected, rtol=1e-4, atol=1e-6):
     """Equal up to float32 rounding: eight devices add in another order than one."""
     for found, wanted in zip(*map(jax.tree.leaves, (tree, expected)), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
+
+
+def bits(tree):
+    """The bits of every array of a tree, with its structure."""
+
+    def of(leaf):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
+
+    return jax.tree.structure(tree), [of(leaf) for leaf in jax.tree.leaves(tree)]

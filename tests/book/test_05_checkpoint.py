@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 import meshscope as ms
+from compared import bits
 from full_disk import nearly_full_disk, quiet_orbax  # noqa: F401
 from many_devices.model import tiny
 from pages import check_exercise, exercises_of
@@ -32,16 +33,6 @@ when = ocp.training.save_decision_policies
 def random_numbers():
     """Too much for a nearly full disk, and hard to compress."""
     return {"w": jnp.asarray(np.random.default_rng(0).random((256, 256), "float32"))}
-
-
-def bits(tree):
-    """The bits of every array of a tree, with its structure."""
-
-    def of(leaf):
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
-
-    return jax.tree.structure(tree), [of(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def three(page, mesh):

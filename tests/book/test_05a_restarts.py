@@ -11,20 +11,11 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from compared import bits
 from full_disk import quiet_orbax  # noqa: F401
 
 PAGE = "05a-restarts"
 when = ocp.training.save_decision_policies
-
-
-def bits(tree):
-    """The bits of every array of a tree, with its structure."""
-
-    def of(leaf):
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
-
-    return jax.tree.structure(tree), [of(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 # Three kills

@@ -16,6 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from orbax.checkpoint import v1 as ocp
 
 import meshscope as ms
+from compared import bits
 from full_disk import nearly_full_disk, quiet_orbax  # noqa: F401
 from many_devices.checkpoints import make_run, mesh_of
 from many_devices.helpers import attempt, put
@@ -444,16 +445,6 @@ def test_without_overwrite_a_name_that_is_taken_raises_an_error(page):
 
 
 # In practice
-
-
-def bits(tree):
-    """The bits of every array of a tree, with its structure."""
-
-    def of(leaf):
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
-
-    return jax.tree.structure(tree), [of(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def state_and_target(mesh):

@@ -1,7 +1,6 @@
 """Fine-tune with LoRA: the page, and what examples/llama.py shares with it."""
 
 from filecmp import cmp
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,33 +9,16 @@ import optax
 import pytest
 from compilations import compilations
 from flax import nnx
-from llama_in_numpy import forward, read_all
+from llama_in_numpy import read_all
 
 import meshscope as ms
 from defined import definitions, shown
 from fetched import fetched_by
-from many_devices.llama import CONFIG
 from pages import BOOK, check_exercise, exercises_of
+from small_llama import loaded, numpy_logits, weights_of
 
 PAGE = "lora"
 P = jax.P
-
-
-def loaded(page, folder=None, rank=0):
-    """A model from a directory, with the functions of the page before."""
-    folder = folder or page.folder
-    return page.load(partial(page.read, folder), page.read_config(folder), page.mesh, rank)
-
-
-def weights_of(model):
-    return {
-        "/".join(map(str, path)): weight
-        for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param))
-    }
-
-
-def numpy_logits(page, tensors, tokens):
-    return forward(CONFIG | {"rope_scaling": None}, tensors, np.asarray(tokens))
 
 
 @jax.jit
@@ -125,7 +107,7 @@ def test_the_merged_model_is_the_model_with_adapters(page):
         again = logits_of(loaded(page, page.out), tokens)
     largest = np.abs(trained).max()
     np.testing.assert_allclose(trained, again, rtol=0, atol=1e-4 * largest)
-    expected = numpy_logits(page, read_all(page.out), tokens)
+    expected = numpy_logits(read_all(page.out), tokens)
     np.testing.assert_allclose(trained, expected, rtol=0, atol=1e-4 * largest)
 
 

@@ -4,7 +4,6 @@ import importlib
 import json
 import tempfile
 from filecmp import cmp
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +17,7 @@ import meshscope as ms
 from defined import definitions, shown
 from many_devices.llama import CONFIG
 from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of
+from small_llama import loaded, numpy_logits, weights_of
 
 PAGE = "own-weights"
 EXAMPLES = BOOK.parent / "examples"
@@ -26,25 +26,6 @@ SHARED = (
     "Config", "frequencies", "rotate", "linear", "Block", "Llama", "NAMES", "by_path",
     "load_weight", "load",
 )  # fmt: skip
-
-
-def loaded(page, folder=None, mesh=None, rank=0, **changes):
-    """A model from a directory, with the functions of the page."""
-    config = page.read_config(folder or page.folder)
-    for field, value in changes.items():
-        object.__setattr__(config, field, value)
-    return page.load(partial(page.read, folder or page.folder), config, mesh or page.mesh, rank)
-
-
-def weights_of(model):
-    return {
-        "/".join(map(str, path)): weight
-        for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param))
-    }
-
-
-def numpy_logits(page, tensors, tokens):
-    return forward(CONFIG | {"rope_scaling": None}, tensors, np.asarray(tokens))
 
 
 def close(logits, expected):
@@ -131,7 +112,7 @@ def test_the_figure_counts_runs_of_bytes(page):
 
 def test_the_logits_are_those_of_numpy(page):
     """In float32, within 1e-5 of the largest logit."""
-    close(page.logits_BSV, numpy_logits(page, page.tensors, page.tokens_BS))
+    close(page.logits_BSV, numpy_logits(page.tensors, page.tokens_BS))
 
 
 @pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"rope_scaling": LLAMA3}])

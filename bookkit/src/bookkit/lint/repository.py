@@ -12,6 +12,7 @@ from bookkit.lint.rules import TEXT, WHOLE, Said, SaidOfBook, rule
 from bookkit.model.addresses import addresses, meaning_of_url
 from bookkit.model.book import Book
 from bookkit.model.chapter import load_chapter, page_files
+from bookkit.words.comments import FUNCTIONS_AND_CLASSES
 
 # Text.
 
@@ -68,7 +69,7 @@ def syntax_tree(code: str) -> str:
     except SyntaxError:  # IPython's own syntax, or wrong on purpose: nothing may change
         return code
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+        if isinstance(node, FUNCTIONS_AND_CLASSES) and ast.get_docstring(node):
             node.body[0] = ast.Pass()
     return ast.dump(tree)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 FORM = re.compile(r"#\s*@title\s+")
 QUOTES = '"""'
+FUNCTIONS_AND_CLASSES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 FOR_TOOLS = re.compile(r"#\s*(?:type:|noqa\b|fmt:|ruff:|mypy:|pragma:|@|%%)|#!")
 
 
@@ -71,7 +72,7 @@ def docstrings(code: str) -> Iterator[Comment]:
         return
     lines = code.split("\n")
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, FUNCTIONS_AND_CLASSES):
             text, row = ast.get_docstring(node, clean=False), node.body[0].lineno - 1
             if lines[row].strip() == f"{QUOTES}{text}{QUOTES}":
                 yield Comment(text or "", QUOTES, row, row, node.body[0].col_offset)
