@@ -177,7 +177,7 @@ H100 = Path(__file__).resolve().parents[1] / "book" / "compiled" / "h100.txtpb"
 AVAILABLE = {  # bytes that a program can use of one device
     "v5e": 15.75 * 2**30,
     "v5p": 95.73 * 2**30,
-    "h100": 0.75 * 80e9,  # by default JAX takes three quarters
+    "h100": 0.75 * 85.5e9,  # by default JAX takes three quarters
 }
 
 

@@ -29,7 +29,7 @@ specs |= {"up_EDF": P("expert"), "down_EFD": P("expert")}
 
 
 def route(x_BD, router_DE, k=2):
-    """Probabilities of all experts; gates and numbers of the k that are chosen."""
+    """Probabilities of all experts; gates and indices of the chosen k."""
     probs_BE = jax.nn.softmax(x_BD @ router_DE)
     gates_BR, experts_BR = jax.lax.top_k(probs_BE, k)
     gates_BR = gates_BR / gates_BR.sum(-1, keepdims=True)
@@ -77,9 +77,9 @@ def loss_of(params, batch, layer):
 def slots_of(experts_BR, E):
     """For each route, how many earlier routes of this device have the same expert."""
     # A row for each route, token by token, with a 1 in the column of its expert
-    chosen_TE = jax.nn.one_hot(experts_BR.ravel(), E, dtype="int32")
-    earlier_TE = jnp.cumsum(chosen_TE, axis=0) - chosen_TE  # in the rows above
-    return jnp.sum(earlier_TE * chosen_TE, axis=-1).reshape(experts_BR.shape)
+    chosen = jax.nn.one_hot(experts_BR.ravel(), E, dtype="int32")
+    earlier = jnp.cumsum(chosen, axis=0) - chosen  # in the rows above
+    return jnp.sum(earlier * chosen, axis=-1).reshape(experts_BR.shape)
 
 
 def mixture(params, x_block_BD, Q, axes):
@@ -121,12 +121,12 @@ def program_on(mesh, layer):
 
 
 def capacity(tokens, factor, k=2, E=8):
-    """Slots in the queue of each expert, on a device with so many tokens."""
+    """Slots in each expert's queue, on a device with this many tokens."""
     return math.ceil(factor * k * tokens / E)
 
 
 def train(program, weights, batch, steps=20):
-    """Go down the gradient; return the weights, and loss and drops of each step."""
+    """Gradient descent; return the weights, and each step's loss and drops."""
     history = []
     for _ in range(steps):
         (loss, dropped), gradient = program(weights, batch)
@@ -136,6 +136,7 @@ def train(program, weights, batch, steps=20):
 
 
 def main():
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare on TPU and GPU
     digits = load_digits()
     pixels_BI = (digits.data / 16 - 0.5).astype("float32")
     B = 512 // jax.device_count() * jax.device_count()

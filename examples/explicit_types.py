@@ -4,9 +4,10 @@ memory.
     python examples/explicit_types.py                 on 64 x 16 devices, data x model
     python examples/explicit_types.py --mesh 2 4      on another mesh
 
-Copy `check` and `like`. `check` traces the loss and its gradient on an abstract mesh: a line that
-leaves a sharding open, and a size that the devices do not divide, is an error here instead of on
-the cluster. It computes nothing, so it cannot say what the program moves or how fast it is.
+Copy `check` and `like`. `check` traces the loss and its gradient on an abstract mesh. If a line
+leaves a sharding ambiguous, or if a size is not a multiple of the devices that shard it, JAX
+raises an error here instead of on the cluster. Nothing is computed, so `check` cannot tell you
+what the program moves or how fast it is.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ P = jax.P
 def check(make: Callable[[], Any], loss: Callable[..., Any], *inputs: Any) -> dict[str, str]:
     """The type of every weight of make(), by name, if loss(model, *inputs) and its gradient pass.
 
-    Call it inside `jax.sharding.use_abstract_mesh(mesh)`. JAX raises where a line of the model is
-    refused. A weight whose gradient has another type than the weight raises TypeError.
+    Call it inside `jax.sharding.use_abstract_mesh(mesh)`. JAX raises an error at the first line
+    that leaves a sharding ambiguous. A weight whose gradient has a different type raises TypeError.
     """
     model = jax.eval_shape(make)
     gradients = jax.eval_shape(jax.grad(loss), model, *inputs)
@@ -108,7 +109,7 @@ def main() -> None:
         raise SystemExit(
             f"on {sizes[0]} x {sizes[1]} devices, line {mine.lineno}, {mine.line}\n"
             f"{type(error).__name__}: {first}\n"
-            "Answer it in that line, with out_sharding=, with jax.reshard, or with another size."
+            "Fix it in that line, with out_sharding=, with jax.reshard, or with another size."
         ) from None
     for name, found in types.items():
         print(f"{name:24} {found}")

@@ -25,7 +25,7 @@ import optax
 from flax import nnx
 from jax.experimental import multihost_utils
 
-from llama import NAMES, Config, check_names, load, merged, read_config
+from llama import NAMES, Config, add_adapters, check_names, load, merged, read_config
 from safetensors_io import BadWeights, Entry, open_directory, read, reader_of_orbax, write_like
 
 P = jax.P
@@ -201,12 +201,12 @@ def run(given: argparse.Namespace) -> None:
     with_orbax = reader_of_orbax() and not given.mapped
     if not with_orbax:
         say("Reading with mmap: Orbax has no safetensors reader (0.12.2) or --mapped was given.")
-    rank = given.rank if given.tokens else 0
-    model = load(partial(read, entries, with_orbax=with_orbax), config, mesh, rank)
+    model = load(partial(read, entries, with_orbax=with_orbax), config, mesh)
     say_what_is_where(model, mesh)
     if tokens_N is None:
         return
     with jax.set_mesh(mesh):
+        add_adapters(model, given.rank)
         optimizer = make_optimizer(model, given.learning_rate, given.b_times)
     began = time.monotonic()
     model, losses = train(model, optimizer, tokens_N, mesh, given)

@@ -10,7 +10,6 @@ it for a model of your own, call `gather` in the model on each part right before
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -22,15 +21,10 @@ P = jax.P
 
 
 def fsdp_spec(shape, devices, stacked=False):
-    """Shard the largest dimension divisible by `devices`; a small weight stays whole.
-
-    The shape of a stacked weight begins with the layers, which are never sharded.
-    """
-    first = 1 if stacked else 0
-    if np.prod(shape[first:]) < 1024:
-        return P()
+    """Shard the largest dimension that `devices` divides; small weights stay whole."""
+    first = 1 if stacked else 0  # the first dimension of a stack is L
     divisible = [i for i in range(first, len(shape)) if shape[i] % devices == 0]
-    if not divisible:
+    if not divisible or np.prod(shape[first:]) < 1024:
         return P()
     largest = max(divisible, key=lambda i: shape[i])
     entries = [None] * len(shape)
@@ -45,7 +39,7 @@ def gather(module):
         spec = weight.out_sharding
         if "data" not in spec:
             return weight
-        axis = spec.index("data") - len(spec)  # from the end: in a scan L is gone
+        axis = spec.index("data") - len(spec)  # from the end, because scan drops L
         block = weight[...]  # the array inside the variable
         whole = jax.lax.all_gather(block, "data", axis=axis, tiled=True)
         return weight.replace(whole)  # the same variable with the whole array
@@ -77,6 +71,7 @@ class Model(nnx.Module):
         self.leave = nnx.Linear(D, 10, rngs=rngs)
 
     def __call__(self, x_BI):
+        @jax.checkpoint  # free the gathered weights after use
         def layer(x_BD, block):
             return gather(block)(x_BD), None
 
@@ -88,7 +83,7 @@ class Model(nnx.Module):
 def make(devices, fsdp):
     """A new model; each weight is annotated with how it is sharded, or with P()."""
     model = Model(L=4, D=96, F=384, rngs=nnx.Rngs(0))
-    for path, weight in nnx.to_flat_state(nnx.state(model)):
+    for path, weight in nnx.to_flat_state(nnx.state(model)):  # not copies
         spec = fsdp_spec(weight.shape, devices, stacked="blocks" in path)
         weight.set_metadata(out_sharding=spec if fsdp else P())
     return model
@@ -96,32 +91,10 @@ def make(devices, fsdp):
 
 def init_sharded(mesh, fsdp):
     """A new model on the mesh; each device creates only what it stores."""
-    shapes = jax.eval_shape(partial(make, mesh.size, fsdp))
-    specs = nnx.get_partition_spec(shapes)
+    make_here = partial(make, mesh.size, fsdp)
+    specs = nnx.get_partition_spec(jax.eval_shape(make_here))
     shardings = jax.tree.map(partial(jax.NamedSharding, mesh), specs)
-    constructor = jax.jit(make, static_argnums=(0, 1), out_shardings=shardings)
-    return constructor(mesh.size, fsdp)
-
-
-def global_norm(gradient):
-    """The norm of all gradients together, inside shard_map."""
-    sharded, whole = 0.0, 0.0
-    for _, weight in nnx.to_flat_state(nnx.state(gradient)):
-        square = jnp.sum(weight[...] ** 2)
-        if "data" in weight.out_sharding:
-            sharded += square  # other devices have the rest
-        else:
-            whole += square  # the same on all devices
-    return jnp.sqrt(whole + jax.lax.psum(sharded, "data"))
-
-
-def clip(gradient, limit):
-    """The gradient, scaled so that its norm is at most `limit`."""
-    scale = jnp.minimum(1, limit / global_norm(gradient))
-    return jax.tree.map(lambda g: scale * g, gradient)
-
-
-optimizer = optax.sgd(0.05, momentum=0.9)
+    return jax.jit(make_here, out_shardings=shardings)()
 
 
 def mean_loss(model, batch_block):
@@ -130,18 +103,26 @@ def mean_loss(model, batch_block):
     return jax.lax.pmean(losses_B.mean(), "data")
 
 
-def step(model, momentum, batch_block):
-    loss, gradient = jax.value_and_grad(mean_loss)(model, batch_block)
-    gradient = clip(gradient, limit=1.0)
-    updates, momentum = optimizer.update(gradient, momentum)
-    return optax.apply_updates(model, updates), momentum, loss
+clip = optax.clip_by_global_norm(1.0)
+optimizer = optax.chain(clip, optax.sgd(0.05, momentum=0.9))
 
 
-def compiled_step(mesh, model, momentum):
+def compiled_step(mesh, model):
     """The step on all devices; model and momentum stay sharded as they are."""
-    specs = nnx.get_partition_spec((model, momentum))
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=(*specs, P()))
-    return jax.jit(mapped, donate_argnums=(0, 1))
+    specs = nnx.get_partition_spec(model)
+    loss_and_gradient = jax.shard_map(
+        jax.value_and_grad(mean_loss),
+        mesh=mesh,
+        in_specs=(specs, P("data")),
+        out_specs=(P(), specs),
+    )
+
+    def step(model, momentum, batch):
+        loss, gradient = loss_and_gradient(model, batch)
+        updates, momentum = optimizer.update(gradient, momentum)
+        return optax.apply_updates(model, updates), momentum, loss
+
+    return jax.jit(step, donate_argnums=(0, 1))  # new weights replace the old
 
 
 digits = load_digits()
@@ -150,14 +131,14 @@ labels_B = digits.target.astype("int32")
 
 
 def train(mesh, fsdp, steps=20):
-    """The model and its losses after some steps on 64 images each."""
+    """The trained model and the loss of each step, on 64 images."""
     model = init_sharded(mesh, fsdp)
     momentum = optimizer.init(model)  # not inside jax.jit
-    train_step = compiled_step(mesh, model, momentum)
+    train_step = compiled_step(mesh, model)
     losses = []
     for number in range(steps):
         rows = slice(64 * number, 64 * (number + 1))
-        batch = images_BI[rows], labels_B[rows]
+        batch = images_BI[rows], labels_B[rows]  # in_specs shard it
         model, momentum, loss = train_step(model, momentum, batch)
         losses.append(loss)
     return model, [float(loss) for loss in losses]

@@ -6,6 +6,7 @@ a head, V vocabulary, L layers. The weights of all layers are stacked: their fir
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -119,43 +120,32 @@ def rotate(x_BSHC, turn):
     return jnp.concatenate(turned, axis=-1).astype(x_BSHC.dtype)
 
 
-def linear(size_in, size_out, spec, rank, dtype, rngs):
-    """Make a matrix, sharded by spec; with a rank, also two adapters, sharded alike."""
-    options = {
-        "use_bias": False,
-        "param_dtype": dtype,
-        "kernel_metadata": {"out_sharding": spec},
-        "rngs": rngs,
-    }
-    if rank == 0:
-        return nnx.Linear(size_in, size_out, **options)
-    return nnx.LoRALinear(
-        size_in,
-        size_out,
-        lora_rank=rank,
-        lora_dtype=dtype,  # of the arithmetic; the adapters are kept in float32
-        a_metadata={"out_sharding": (spec[0], None)},
-        b_metadata={"out_sharding": (None, spec[1])},
-        **options,
-    )
+def linear(size_in, size_out, spec, dtype, rngs):
+    """Make a matrix without a bias, sharded by spec."""
+    metadata = {"out_sharding": spec}
+    options = {"use_bias": False, "param_dtype": dtype, "rngs": rngs}
+    return nnx.Linear(size_in, size_out, kernel_metadata=metadata, **options)
+
+
+def norm(size, epsilon, dtype, rngs):
+    return nnx.RMSNorm(size, epsilon=epsilon, param_dtype=dtype, rngs=rngs)
 
 
 class Block(nnx.Module):
-    def __init__(self, config, rank, rngs):
-        D, F, dtype = config.D, config.F, config.dtype
+    def __init__(self, config, rngs):
+        D, F, options = config.D, config.F, {"dtype": config.dtype, "rngs": rngs}
         heads, kv_heads = config.H * config.C, config.K * config.C
-        norm = {"epsilon": config.epsilon, "param_dtype": dtype, "rngs": rngs}
-        column, row = ("data", "model"), ("model", "data")
-        rest = (rank, dtype, rngs)
-        self.norm_attention = nnx.RMSNorm(D, **norm)
-        self.query = linear(D, heads, column, *rest)
-        self.key = linear(D, kv_heads, column, *rest)
-        self.value = linear(D, kv_heads, column, *rest)
-        self.out = linear(heads, D, row, *rest)
-        self.norm_hidden = nnx.RMSNorm(D, **norm)
-        self.gate = linear(D, F, column, *rest)
-        self.up = linear(D, F, column, *rest)
-        self.down = linear(F, D, row, *rest)
+        column = partial(linear, spec=("data", "model"), **options)
+        row = partial(linear, spec=("model", "data"), **options)
+        self.norm_attention = norm(D, config.epsilon, **options)
+        self.query = column(D, heads)
+        self.key = column(D, kv_heads)
+        self.value = column(D, kv_heads)
+        self.out = row(heads, D)
+        self.norm_hidden = norm(D, config.epsilon, **options)
+        self.gate = column(D, F)
+        self.up = column(D, F)
+        self.down = row(F, D)
         self.config = config
 
     def __call__(self, x_BSD):
@@ -172,17 +162,19 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    def __init__(self, config, rank, rngs):
-        D, V, dtype = config.D, config.V, config.dtype
-        sharded = {"embedding_metadata": {"out_sharding": ("model", "data")}}
-        self.embed = nnx.Embed(V, D, param_dtype=dtype, rngs=rngs, **sharded)
+    def __init__(self, config, rngs):
+        D, V, options = config.D, config.V, {"dtype": config.dtype, "rngs": rngs}
+        metadata = {"out_sharding": ("model", "data")}
+        self.embed = nnx.Embed(
+            V, D, param_dtype=config.dtype, embedding_metadata=metadata, rngs=rngs
+        )
         self.blocks = nnx.vmap(
-            lambda rngs: Block(config, rank, rngs),
+            lambda rngs: Block(config, rngs),
             transform_metadata={nnx.PARTITION_NAME: None},
         )(rngs.split(config.L))
-        self.norm = nnx.RMSNorm(D, epsilon=config.epsilon, param_dtype=dtype, rngs=rngs)
-        untied = ("data", "model"), 0, dtype, rngs  # sharding, rank
-        self.head = None if config.tied else linear(D, V, *untied)
+        self.norm = norm(D, config.epsilon, **options)
+        head = partial(linear, spec=("data", "model"), **options)
+        self.head = None if config.tied else head(D, V)
 
     def __call__(self, tokens_BS):
         """Return logits, (B, S, V)."""
@@ -194,17 +186,18 @@ class Llama(nnx.Module):
 
 # ---- its weights ------------------------------------------------------------------------------
 
-NAMES = [  # path in the model, name in the files with layer n, is it transposed there?
+LAYER = "model.layers.{n}."  # n is the number of the layer
+NAMES = [  # path in the model, name in the files, is it transposed there?
     ("embed/embedding", "model.embed_tokens.weight", False),
-    ("blocks/norm_attention/scale", "model.layers.{n}.input_layernorm.weight", False),
-    ("blocks/query/kernel", "model.layers.{n}.self_attn.q_proj.weight", True),
-    ("blocks/key/kernel", "model.layers.{n}.self_attn.k_proj.weight", True),
-    ("blocks/value/kernel", "model.layers.{n}.self_attn.v_proj.weight", True),
-    ("blocks/out/kernel", "model.layers.{n}.self_attn.o_proj.weight", True),
-    ("blocks/norm_hidden/scale", "model.layers.{n}.post_attention_layernorm.weight", False),
-    ("blocks/gate/kernel", "model.layers.{n}.mlp.gate_proj.weight", True),
-    ("blocks/up/kernel", "model.layers.{n}.mlp.up_proj.weight", True),
-    ("blocks/down/kernel", "model.layers.{n}.mlp.down_proj.weight", True),
+    ("blocks/norm_attention/scale", LAYER + "input_layernorm.weight", False),
+    ("blocks/query/kernel", LAYER + "self_attn.q_proj.weight", True),
+    ("blocks/key/kernel", LAYER + "self_attn.k_proj.weight", True),
+    ("blocks/value/kernel", LAYER + "self_attn.v_proj.weight", True),
+    ("blocks/out/kernel", LAYER + "self_attn.o_proj.weight", True),
+    ("blocks/norm_hidden/scale", LAYER + "post_attention_layernorm.weight", False),
+    ("blocks/gate/kernel", LAYER + "mlp.gate_proj.weight", True),
+    ("blocks/up/kernel", LAYER + "mlp.up_proj.weight", True),
+    ("blocks/down/kernel", LAYER + "mlp.down_proj.weight", True),
     ("norm/scale", "model.norm.weight", False),
     ("head/kernel", "lm_head.weight", True),  # not there if the head is tied
 ]
@@ -216,49 +209,85 @@ def by_path(state):
     return {"/".join(map(str, path)): variable for path, variable in flat}
 
 
-def load_weight(read, name, target, transposed):
-    """Read one weight, a tensor at a time, and put each into place on the devices."""
-    spec = (*target.sharding.spec, None, None, None)[: target.ndim]
-    stacked = "{n}" in name
-    shape, spec = (target.shape[1:], spec[1:]) if stacked else (target.shape, spec)
+def target_in_file(weight, stacked, transposed):
+    """Describe one tensor of a weight as the files have it."""
+    shape = weight.shape
+    # A spec may leave out the last entries, if they are None
+    spec = (*weight.sharding.spec, None, None, None)[: weight.ndim]
+    if stacked:
+        shape, spec = shape[1:], spec[1:]
     if transposed:
         shape, spec = shape[::-1], spec[::-1]
-    in_file = jax.NamedSharding(target.sharding.mesh, P(*spec))
-    wanted = jax.ShapeDtypeStruct(shape, target.dtype, sharding=in_file)
+    sharding = jax.NamedSharding(weight.sharding.mesh, P(*spec))
+    return jax.ShapeDtypeStruct(shape, weight.dtype, sharding=sharding)
 
-    def put(weight, tensor, n):
+
+def load_weight(read, name, weight, transposed):
+    """Read one weight, a tensor at a time, and put each into place on the devices."""
+    stacked = "{n}" in name
+    target = target_in_file(weight, stacked, transposed)
+
+    def put(array, tensor, n):
         tensor = tensor.T if transposed else tensor
-        return weight.at[n].set(tensor) if stacked else tensor
+        return array.at[n].set(tensor) if stacked else tensor
 
-    into = {"out_shardings": target.sharding}
-    weight = jax.jit(lambda: jnp.zeros(target.shape, target.dtype), **into)()
+    into = {"out_shardings": weight.sharding}
+    array = jax.jit(lambda: jnp.zeros(weight.shape, weight.dtype), **into)()
     put = jax.jit(put, donate_argnums=0, **into)
-    for n in range(target.shape[0] if stacked else 1):
+    for n in range(weight.shape[0] if stacked else 1):
         file_name = name.format(n=n)
-        weight = put(weight, read({file_name: wanted})[file_name], n)
-    return weight
+        array = put(array, read({file_name: target})[file_name], n)
+    return array
 
 
-def load(read, config, mesh, rank=0):
-    """Load a model; with a rank, also make its adapters.
-
-    `read` takes a dictionary from names to shapes, each with a dtype and a sharding.
-    """
+def load(read, config, mesh):
+    """Load a model; `read` takes a target for each name, and returns the tensors."""
 
     def make():
-        return Llama(config, rank, nnx.Rngs(0))
+        return Llama(config, nnx.Rngs(0))
 
     with jax.set_mesh(mesh):
         graphdef, state = nnx.get_abstract_model(make, mesh)
-        adapters = by_path(jax.jit(lambda: nnx.state(make(), nnx.LoRAParam))())
     weights = by_path(state)
     for path, name, transposed in NAMES:
         if path in weights:
-            array = load_weight(read, name, weights[path], transposed)
-            weights[path].set_value(array)
-    for path, adapter in adapters.items():
-        weights[path].set_value(adapter[...])
+            weight = weights[path]
+            weight.set_value(load_weight(read, name, weight, transposed))
     return nnx.merge(graphdef, state)
+
+
+def adapter_of(layer, rank, rngs):
+    """Make adapters for a stack of matrices, sharded like its rows and its columns."""
+    _, rows, columns = layer.kernel.sharding.spec
+
+    def make(rngs):
+        return nnx.LoRA(
+            layer.in_features,
+            rank,
+            layer.out_features,
+            dtype=layer.kernel.dtype,  # of the arithmetic; A and B are float32
+            a_metadata={"out_sharding": (rows, None)},
+            b_metadata={"out_sharding": (None, columns)},
+            rngs=rngs,
+        )
+
+    stacked = nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: None})
+    return stacked(rngs.split(layer.kernel.shape[0]))
+
+
+def add_adapters(model, rank):
+    """Wrap each matrix of the blocks in `nnx.LoRA`."""
+    children = dict(nnx.iter_children(model.blocks))
+    layers = {name: child for name, child in children.items() if isinstance(child, nnx.Linear)}
+
+    @jax.jit
+    def make():
+        rngs = nnx.Rngs(0)
+        return {name: adapter_of(layer, rank, rngs) for name, layer in layers.items()}
+
+    for name, adapter in make().items():
+        adapter.base_module = nnx.data(layers[name])
+        setattr(model.blocks, name, adapter)
 
 
 def merged(model):
@@ -270,10 +299,11 @@ def merged(model):
         return (kernel.astype(update.dtype) + update).astype(kernel.dtype)
 
     for path in [path for path in weights if path.endswith("/lora_a")]:
-        kernel = path.replace("lora/lora_a", "kernel")
-        a, b = weights.pop(path), weights.pop(path.replace("lora_a", "lora_b"))
-        compiled = jax.jit(add, out_shardings=weights[kernel].sharding)
-        weights[kernel] = compiled(weights[kernel], a, b)
+        layer = path.removesuffix("/lora_a")
+        a, b = weights.pop(f"{layer}/lora_a"), weights.pop(f"{layer}/lora_b")
+        kernel = weights.pop(f"{layer}/base_module/kernel")
+        compiled = jax.jit(add, out_shardings=kernel.sharding)
+        weights[f"{layer}/kernel"] = compiled(kernel, a, b)
     return weights
 
 

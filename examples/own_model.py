@@ -102,7 +102,7 @@ def step(model, optimizer, tokens_BS):
 
 
 def compiled_step(model, optimizer):
-    """Compile the step: results keep the inputs' shardings and reuse their memory."""
+    """The jitted step: results keep the inputs' shardings and reuse their memory."""
     shardings = jax.tree.map(lambda array: array.sharding, (model, optimizer))
     return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 
@@ -118,7 +118,7 @@ def batch_of(number, mesh, size=16, length=65):
 
 
 def train(model, optimizer, mesh, until):
-    """Train from the optimizer's step to `until`; return the losses by step too."""
+    """Train from the optimizer's step to `until`; also return the loss of each step."""
     losses = {}
     with jax.set_mesh(mesh):
         train_step = compiled_step(model, optimizer)

@@ -41,14 +41,13 @@ def make_pipeline(mesh):
             new_BD = x_MBD[jnp.minimum(t, M - 1)]
             x_BD = jnp.where(stage == 0, new_BD, from_left_BD)
             y_BD = run_layers(weights_block, x_BD)
-            m = t - (stages - 1)  # the microbatch on the last stage
-            counts = (stage == stages - 1) & (m >= 0)
-            loss = jnp.where(counts, error(y_BD, target_MBD[jnp.maximum(m, 0)]), 0)
-            return jax.lax.ppermute(y_BD, "stage", to_right), loss
+            return jax.lax.ppermute(y_BD, "stage", to_right), y_BD
 
         start_BD = jax.lax.pcast(x_MBD[0], "stage", to="varying")  # a real input
-        _, losses = jax.lax.scan(tick, start_BD, jnp.arange(M + stages - 1))
-        return jax.lax.psum(losses.sum(), "stage") / M
+        _, outputs = jax.lax.scan(tick, start_BD, jnp.arange(M + stages - 1))
+        y_MBD = outputs[stages - 1 :]  # on the last stage, the outputs of all microbatches
+        loss = jnp.where(stage == stages - 1, error(y_MBD, target_MBD), 0)
+        return jax.lax.psum(loss, "stage")
 
     return pipeline_loss
 

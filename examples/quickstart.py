@@ -20,8 +20,8 @@ n = jax.device_count()
 print(f"jax {jax.__version__}, {n} devices: {jax.devices()[0].device_kind}")
 
 # %%
-D = np.lcm(96, n)  # 96 numbers in an example (more if n does not divide 96)
-x_BD = np.random.default_rng(0).random((64 * n, D))  # 64 examples for each device
+D = np.lcm(96, n)  # 96, or a multiple that n devices can share equally
+x_BD = np.random.default_rng(0).random((64 * n, D))  # 64 examples per device
 start = {
     "w_DF": np.random.default_rng(1).normal(0, 0.02, (D, 4 * D)),
     "w_FD": np.random.default_rng(2).normal(0, 0.02, (4 * D, D)),
@@ -44,7 +44,7 @@ def step(weights, x_BD, y_BD, batch_at):
 # %%
 def train(weights_at, batch_at):
     weights = jax.device_put(start, weights_at)
-    batch = jax.device_put((x_BD, np.sort(x_BD)), batch_at)  # to sort the numbers
+    batch = jax.device_put((x_BD, np.sort(x_BD)), batch_at)  # inputs, sorted targets
     run = jax.jit(
         step,
         static_argnums=3,

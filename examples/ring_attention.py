@@ -80,9 +80,9 @@ def ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
     onward = [(device, (device + 1) % n) for device in range(n)]
     block = k_block_BTKC, v_block_BTKC
     softmax = unfinished_attention(q_block_BSHC, *block, held(me), held(me))
-    for number in range(1, n):
+    for hop in range(1, n):
         block = jax.lax.ppermute(block, "seq", onward)
-        theirs_T = held((me - number) % n)
+        theirs_T = held((me - hop) % n)
         more = unfinished_attention(q_block_BSHC, *block, held(me), theirs_T)
         softmax = merge(softmax, more)
     return finish(softmax)
@@ -130,9 +130,9 @@ def balanced_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC):
     queries, keys = (q_block_BSHC, zigzag(me)), (*block, zigzag(me))
     early = attend(early_half(queries), early_half(keys))
     late = attend(late_half(queries), keys)
-    for number in range(1, n):
+    for hop in range(1, n):
         block = jax.lax.ppermute(block, "seq", onward)
-        source = (me - number) % n  # the block comes from `number` devices back
+        source = (me - hop) % n  # the block comes from `hop` devices back
         keys = *block, zigzag(source)
         early, late = jax.lax.cond(
             source < me, from_smaller, from_larger, early, late, queries, keys
@@ -142,14 +142,16 @@ def balanced_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC):
 
 def ulysses(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
     exchange = partial(jax.lax.all_to_all, axis_name="seq", tiled=True)
-    to_heads = partial(exchange, split_axis=2, concat_axis=1)
-    to_tokens = partial(exchange, split_axis=1, concat_axis=2)
-    q_BSHC, k_BTKC, v_BTKC = map(to_heads, (q_block_BSHC, k_block_BTKC, v_block_BTKC))
+    q_BSHC = exchange(q_block_BSHC, split_axis=2, concat_axis=1)
+    k_BTKC = exchange(k_block_BTKC, split_axis=2, concat_axis=1)
+    v_BTKC = exchange(v_block_BTKC, split_axis=2, concat_axis=1)
     all_S = order_of(held)
-    return to_tokens(attention(q_BSHC, k_BTKC, v_BTKC, all_S, all_S))
+    out_BSHC = attention(q_BSHC, k_BTKC, v_BTKC, all_S, all_S)
+    return exchange(out_BSHC, split_axis=1, concat_axis=2)
 
 
 def main():
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare on TPU and GPU
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((n,), ("seq",), axis_types=auto, devices=jax.devices()[:n])
     keys = jax.random.split(jax.random.key(0), 3)

@@ -7,10 +7,14 @@ step by step. For a model of your own, replace `trained` by the dictionary that 
 returns, and set the sizes.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+import llama
 import meshscope as ms
 
 P = jax.P
@@ -40,11 +44,13 @@ POSITIONS = P(None, "data", "group", "kv", None)
 
 
 def norm(x, scale):
+    """Divide each vector by the root of its mean square, and scale it (RMSNorm)."""
     return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5) * scale
 
 
 def rotate(x_BSHC, position_BS):
     """Turn the features of each head by an angle that grows with the position."""
+    C = x_BSHC.shape[-1]
     turn = 10_000.0 ** (-jnp.arange(0, C, 2) / C)
     angle = position_BS[:, :, None, None] * turn
     cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -53,43 +59,27 @@ def rotate(x_BSHC, position_BS):
     return turned.astype(x_BSHC.dtype)
 
 
-def block(w, x_BSD, position_BS, attend, add):
+def block(w, x_BSD, position_BS, attend):
     """Run one layer. `attend` returns its result and the new cache."""
     rows, length, _ = x_BSD.shape
 
     def heads(name):
-        return (y_BSD @ w[f"{name}/kernel"]).reshape(rows, length, -1, C)
+        return (y_BSD @ w[f"blocks/{name}/kernel"]).reshape(rows, length, -1, C)
 
-    y_BSD = norm(x_BSD, w["norm_attention/scale"])
+    # attention, with the heads of this device
+    y_BSD = norm(x_BSD, w["blocks/norm_attention/scale"])
     q_BSHC = rotate(heads("query"), position_BS)
     k_BSKC = rotate(heads("key"), position_BS)
     mixed, cache = attend(q_BSHC, k_BSKC, heads("value"))
-    x_BSD += add(mixed.reshape(rows, length, -1) @ w["out/kernel"])
-    y_BSD = norm(x_BSD, w["norm_hidden/scale"])
-    h_BSF = jax.nn.silu(y_BSD @ w["gate/kernel"]) * (y_BSD @ w["up/kernel"])
-    return x_BSD + add(h_BSF @ w["down/kernel"]), cache
+    partial_BSD = mixed.reshape(rows, length, -1) @ w["blocks/out/kernel"]
+    x_BSD += jax.lax.psum(partial_BSD, tensor)
 
-
-def layers_of(weights):
-    """Return the stacked weights of the blocks, by names without the prefix."""
-    prefix = "blocks/"
-    return {n.removeprefix(prefix): w for n, w in weights.items() if prefix in n}
-
-
-@jax.jit
-def recompute(weights, tokens_BT):
-    """Return the logits of all positions, (B, T, V), on one device."""
-    position_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-
-    def attend(q, k, v):
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True), None
-
-    def layer(x_BTD, w):
-        return block(w, x_BTD, position_BT, attend, add=lambda y: y)
-
-    x_BTD = weights["embed/embedding"][tokens_BT]
-    x_BTD, _ = jax.lax.scan(layer, x_BTD, layers_of(weights))
-    return norm(x_BTD, weights["norm/scale"]) @ weights["head/kernel"]
+    # MLP, with the hidden features of this device
+    y_BSD = norm(x_BSD, w["blocks/norm_hidden/scale"])
+    gate_BSF = jax.nn.silu(y_BSD @ w["blocks/gate/kernel"])
+    h_BSF = gate_BSF * (y_BSD @ w["blocks/up/kernel"])
+    partial_BSD = h_BSF @ w["blocks/down/kernel"]
+    return x_BSD + jax.lax.psum(partial_BSD, tensor), cache
 
 
 def make_cache(spec, dtype="float32"):
@@ -116,43 +106,38 @@ def attend_copies(q, k, v, cache, i, position_BS):
     return mixed, cache
 
 
-def look_up(table_block_VD, tokens_BS):
-    """Return the embeddings of the tokens, on every device."""
+def look_up(table_block_VD, tokens_BS, axes):
+    """Return the embeddings of the tokens on every device: each is on the device that has its row."""
     size = table_block_VD.shape[0]
-    row = tokens_BS - size * jax.lax.axis_index(tensor)
+    row = tokens_BS - size * jax.lax.axis_index(axes)
     here = (row >= 0) & (row < size)
     x_partial_BSD = table_block_VD[jnp.where(here, row, 0)] * here[:, :, None]
-    return jax.lax.psum(x_partial_BSD, tensor)
+    return jax.lax.psum(x_partial_BSD, axes)
+
+
+def forward(attend, weights, cache, tokens_BS, start_B, count_B):
+    """Return the logits of each row's last real token, and the new cache."""
+    rows, length = tokens_BS.shape
+    position_BS = start_B[:, None] + jnp.arange(length)
+
+    def layer(carry, inputs):
+        x_BSD, cache = carry
+        w, i = inputs  # the layer's weights, and its number
+        attend_here = partial(attend, cache=cache, i=i, position_BS=position_BS)
+        return block(w, x_BSD, position_BS, attend_here), None
+
+    x_BSD = look_up(weights["embed/embedding"], tokens_BS, tensor)
+    blocks = {n: w for n, w in weights.items() if n.startswith("blocks/")}
+    (x_BSD, cache), _ = jax.lax.scan(layer, (x_BSD, cache), (blocks, jnp.arange(L)))
+    x_BD = x_BSD[jnp.arange(rows), count_B - 1]  # of the last real token
+    return norm(x_BD, weights["norm/scale"]) @ weights["head/kernel"], cache
 
 
 def make_forward(attend, spec):
     """Return the model on the serving mesh, with this attention and spec of a cache."""
-
-    def forward(weights, cache, tokens_BS, start_B, count_B):
-        rows, length = tokens_BS.shape
-        position_BS = start_B[:, None] + jnp.arange(length)
-
-        def layer(carry, inputs):
-            x_BSD, cache = carry
-            w, i = inputs  # the layer's weights, and its number
-            x_BSD, cache = block(
-                w,
-                x_BSD,
-                position_BS,
-                attend=lambda q, k, v: attend(q, k, v, cache, i, position_BS),
-                add=lambda y_partial: jax.lax.psum(y_partial, tensor),
-            )
-            return (x_BSD, cache), None
-
-        x_BSD = look_up(weights["embed/embedding"], tokens_BS)
-        each_layer = layers_of(weights), jnp.arange(L)
-        (x_BSD, cache), _ = jax.lax.scan(layer, (x_BSD, cache), each_layer)
-        x_BD = x_BSD[jnp.arange(rows), count_B - 1]  # of the last real token
-        return norm(x_BD, weights["norm/scale"]) @ weights["head/kernel"], cache
-
     cache_spec, of_rows = {"k": spec, "v": spec}, P("data")
     mapped = jax.shard_map(
-        forward,
+        partial(forward, attend),
         mesh=serving,
         in_specs=(SPECS, cache_spec, of_rows, of_rows, of_rows),
         out_specs=(P("data", tensor), cache_spec),
@@ -207,14 +192,14 @@ def attend_positions(q, k, v, cache, i, position_BS):
     return mixed, cache
 
 
-def generate(forward, weights, cache, prompts_BS, length_B, steps):
+def generate(model, weights, cache, prompts_BS, length_B, steps):
     """Return the most likely tokens, (B, steps), their logits, and the cache."""
     if length_B.max() + steps > T:
         raise ValueError(f"{length_B.max()} + {steps} tokens do not fit into {T}")
     tokens_BS, start_B, count_B = prompts_BS, np.zeros_like(length_B), length_B
     logits = []
     for _ in range(steps):
-        logits_BV, cache = forward(weights, cache, tokens_BS, start_B, count_B)
+        logits_BV, cache = model(weights, cache, tokens_BS, start_B, count_B)
         logits.append(np.asarray(logits_BV))
         start_B = start_B + count_B
         tokens_BS = logits[-1].argmax(-1)[:, None]
@@ -223,19 +208,50 @@ def generate(forward, weights, cache, prompts_BS, length_B, steps):
     return logits_BSV.argmax(-1), logits_BSV, cache
 
 
+def without_cache(weights):
+    """Return the Flax model on one device, as a function from tokens (B, S) to logits (B, S, V)."""
+    config = llama.Config(
+        *(V, D, F, L, H, K, C),
+        tied=False,
+        epsilon=1e-5,
+        theta=10_000.0,
+        scaling=None,
+        dtype="float32",
+    )
+    auto, one = (jax.sharding.AxisType.Auto,) * 2, jax.devices()[:1]
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=auto, devices=one)
+
+    def make():
+        return llama.Llama(config, nnx.Rngs(0))
+
+    with jax.set_mesh(mesh):
+        graphdef, state = nnx.get_abstract_model(make, mesh)
+    for path, variable in llama.by_path(state).items():
+        variable.set_value(jax.device_put(weights[path], jax.NamedSharding(mesh, P())))
+    model = jax.jit(lambda state, tokens_BS: nnx.merge(graphdef, state)(tokens_BS))
+
+    def logits_of(tokens_BS):
+        with jax.set_mesh(mesh):
+            return np.asarray(model(state, np.asarray(tokens_BS)))
+
+    return logits_of
+
+
 def generate_uncached(weights, prompts_BS, length_B, steps):
-    """Return the most likely tokens and their logits."""
-    tokens_BT = np.pad(prompts_BS, [(0, 0), (0, T - prompts_BS.shape[1])])
-    row, logits = np.arange(B), []
+    """Return the most likely tokens, (B, steps), and their logits: all positions, at every step."""
+    logits_of = without_cache(weights)
+    tokens_BT = np.pad(prompts_BS, [(0, 0), (0, steps)])
+    row, logits = np.arange(len(length_B)), []
     for step in range(steps):
-        logits_BTV = np.asarray(recompute(weights, tokens_BT))
-        logits.append(logits_BTV[row, length_B + step - 1])  # of the last token
-        tokens_BT[row, length_B + step] = logits[-1].argmax(-1)
+        last = length_B + step - 1
+        logits.append(logits_of(tokens_BT)[row, last])
+        tokens_BT[row, last + 1] = logits[-1].argmax(-1)
     logits_BSV = np.stack(logits, 1)
     return logits_BSV.argmax(-1), logits_BSV
 
 
 def main():
+    jax.config.update("jax_default_matmul_precision", "highest")  # to compare on TPU and GPU
     random = np.random.default_rng(0)
     trained = {}
     for name, (shape, _) in WEIGHTS.items():
@@ -251,14 +267,13 @@ def main():
     print(f"{ms.memory(weights).bytes_per_device:,} bytes of weights on each device")
     length_B = np.array([5, 9, 3, 12, 7, 10, 4, 8], "int32")
     prompts_BS = random.integers(V, size=(B, 12)).astype("int32")
-    on_one = jax.device_put(trained, jax.devices()[0])
-    expected, _ = generate_uncached(on_one, prompts_BS, length_B, steps=8)
+    expected, _ = generate_uncached(trained, prompts_BS, length_B, steps=8)
     for name, attend, spec in [
         ("copies", attend_copies, COPIES),
         ("positions", attend_positions, POSITIONS),
     ]:
-        forward, cache = make_forward(attend, spec), make_cache(spec)
-        tokens, _, cache = generate(forward, weights, cache, prompts_BS, length_B, 8)
+        model, cache = make_forward(attend, spec), make_cache(spec)
+        tokens, _, cache = generate(model, weights, cache, prompts_BS, length_B, 8)
         held, equal = ms.memory(cache).bytes_per_device, (tokens == expected).all()
         print(f"{name}: {held:,} bytes of cache on each device, same tokens: {equal}")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+FIRST = "01-mesh.ipynb"  # the folder of a language has it again
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ARROW = re.compile(r"^-+> *\d+ +(.*)$", re.M)  # how IPython marks the line that failed
 INSTALLED = """
@@ -32,7 +33,7 @@ print(f"{jax.device_count()} {jax.default_backend()} devices ({', '.join(kinds)}
 
 def pytest_ignore_collect(collection_path, config):
     """Pass over the folders of other languages, unless the command names them or what is in them."""
-    if not collection_path.is_dir() or collection_path.parent != HERE:
+    if not (collection_path / FIRST).is_file() or collection_path == HERE:
         return None
     named = [Path(argument.split("::")[0]).resolve() for argument in config.args]
     return None if any(path.is_relative_to(collection_path) for path in named) else True

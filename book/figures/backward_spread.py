@@ -1,6 +1,6 @@
 """Figures of chapter 8: how far a constraint reaches, and two shardings that collide.
 
-`backward_spread`: argument, sine, constraint, cosine; blue is rows along `data`, grey is whole.
+`backward_spread`: argument, sine, constraint, cosine; blue is rows along `data`, grey is replicated.
 `colliding_cuts`: a matrix in 2 by 4 pieces plus one in 4 by 2 pieces is whole on every device.
 Sizes are those of the chapter: a 64 by 64 matrix of float32 on a 2 by 4 mesh.
 """
@@ -66,9 +66,9 @@ def spread():
     parts.append(rect(150, y + 43, 11, 11, DATA, 0.3, 2))
     parts.append(text(165, y + 52, say("rows along {axis}", axis=kept("data")), 11))
     parts.append(rect(268, y + 43, 11, 11, INK, 0.16, 2))
-    parts.append(text(283, y + 52, say("whole"), 11))
+    parts.append(text(283, y + 52, say("replicated"), 11))
     says = (
-        f"Above: x_BD in rows, then an all-gather, then sin, pin and cos whole on every device; "
+        f"Above: x_BD in rows, then an all-gather, then sin, pin and cos replicated; "
         f"each device takes {sines:,} sines. Below, with a second pin in front: x_BD, sin and the "
         f"first pin in rows, then the all-gather; each device takes {sines // 2:,} sines."
     )

@@ -1,17 +1,18 @@
 """Figure of chapter 13: the queues of tokens for experts, on eight devices, through two all-to-alls.
 
 The lengths of the queues are those of the page's tokens. A column is a device, a row one queue of Q
-slots, filled as far as tokens are in it. Blue are the tokens of one device, grey those of the others.
+slots, filled as far as tokens are in it. A row is an expert, or after the first exchange the device
+that the tokens come from. Blue are the tokens of one device, grey those of the others.
 """
 
 import numpy as np
 from kit import DATA, INK, MODEL, figure, frame, kept, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("13-experts", "imports", "params", "route", "lengths", "drops")
+PAGE = run_cells("13-experts", "imports", "params", "route", "lengths", "capacity")
 LENGTHS = PAGE["lengths"]  # (devices, experts)
 Q = PAGE["capacity"](64, 1.25)
-N, LEFT, COLUMN, WIDE, ROW = 8, 2, 45, 36, 8  # devices; px
+N, LEFT, COLUMN, WIDE, ROW = 8, 55, 38.3, 31, 12  # devices; px
 FOLLOWED = 2  # the device whose tokens are blue
 
 
@@ -25,9 +26,13 @@ def queue(x, y, length, followed, overflows):
     return drawn
 
 
-def panel(y, title, lengths, followed, overflows=False):
-    """All devices: lengths[device][row], and which of these queues are blue."""
+def panel(y, title, first_row, lengths, followed, overflows=False):
+    """All devices: lengths[device][row], the name of row 0, and which of these queues are blue."""
     drawn = [text(0, y, title, 12, bold=True)]
+    drawn.append(text(LEFT - 6, y + 16, say("device"), 11, "end", opacity=0.8))
+    for row in range(N):
+        name = str(row) if row else first_row
+        drawn.append(text(LEFT - 6, y + 30 + ROW * row, name, 11, "end", opacity=0.8))
     for device in range(N):
         x = LEFT + COLUMN * device
         drawn.append(text(x + WIDE / 2, y + 16, str(device), 11, "middle", opacity=0.8))
@@ -42,6 +47,7 @@ def draw():
     parts, y = panel(
         14,
         say("Filled: on each device, a queue for each expert"),
+        say("expert {n}", n=0),
         LENGTHS,
         lambda device, row: device == FOLLOWED,
         overflows=True,
@@ -51,10 +57,14 @@ def draw():
         x = LEFT + COLUMN * device + WIDE / 2
         parts.append(text(x, y + 13, f"−{dropped[device]}", 12, "middle", True))
     received = say("After the first {name}: a queue from each device", name=kept("all_to_all"))
-    drawn, y = panel(y + 42, received, LENGTHS.T, lambda device, row: row == FOLLOWED)
+    drawn, y = panel(
+        y + 42, received, say("from {n}", n=0), LENGTHS.T, lambda device, row: row == FOLLOWED
+    )
     parts += drawn
     returned = say("After the second: results, back in their places")
-    drawn, y = panel(y + 30, returned, LENGTHS, lambda device, row: device == FOLLOWED)
+    drawn, y = panel(
+        y + 30, returned, say("expert {n}", n=0), LENGTHS, lambda device, row: device == FOLLOWED
+    )
     parts += drawn
     says = (
         f"Eight devices in three states, with eight queues of {Q} slots each. Filled: a device has a "

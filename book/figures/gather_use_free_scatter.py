@@ -1,9 +1,9 @@
 """One weight, eight devices, one training step of FSDP: gather, use, scatter.
 
-Two figures: gathered once and kept for the backward pass, as in chapter 9; freed after use and
-gathered again, as with jax.checkpoint. A column is a device, a stripe one eighth of the weight or of
-its gradient. Blue is a piece, grey a copy that all devices have, an outline a device's own term of a
-sum.
+Two figures: the matrix of chapter 9's `fsdp_mean_error`, which the backward pass does not need whole;
+a weight of a layer, freed after use and gathered again, as with jax.checkpoint. A column is a device,
+a stripe one eighth of the weight or of its gradient. Blue is a piece, grey a copy that all devices
+have, an outline a device's own term of a sum.
 """
 
 from kit import DATA, INK, figure, kept, line, rect, say, text, write
@@ -37,9 +37,9 @@ def weight(device, y, others=False, wide=WIDE):
     return [*drawn, dashes(x, y, wide)]
 
 
-def gradient(device, y, summed, others=False):
-    """The weight as in `weight`; its gradient: all of it from own rows, or one piece of the sum."""
-    x, drawn = LEFT + COLUMN * device, weight(device, y, others, wide=HALF)
+def gradient(device, y, summed):
+    """The stored piece; its gradient: all of it from own rows, or one piece of the sum."""
+    x, drawn = LEFT + COLUMN * device, weight(device, y, wide=HALF)
     drawn.append(named(x, y, HALF, "w"))
     x += WIDE - HALF
     for stripe in range(N):
@@ -84,22 +84,14 @@ def drawing(forward, backward, says):
 def draw():
     w, dw = kept("w"), kept("dw")
     scatter = (say("Sum {array}, scatter the pieces", array=dw), gradient, True)
-    kept_whole = drawing(
-        [(say("Gather {array}, use it, keep it", array="w"), weight, True)],
-        [
-            (
-                say("Use {array}; {gradient} from own rows", array=w, gradient=dw),
-                gradient,
-                False,
-                True,
-            ),
-            scatter,
-        ],
-        "One weight on eight devices through one training step. Stored: each device has one of "
-        "eight pieces. Forward, gather: every device has its piece and copies of the seven others, "
-        "multiplies its own rows of the batch by the whole weight, and keeps it. Backward, use: "
-        "every device computes a whole gradient from its own rows. Scatter: the eight gradients "
-        "are added up and each device keeps one piece of the sum, beside its piece of the weight.",
+    one_matrix = drawing(
+        [(say("Gather {array}, use it", array="w"), weight, True)],
+        [(say("{gradient} from own examples", gradient=dw), gradient, False), scatter],
+        "One matrix on eight devices through one gradient. Stored: each device has one of eight "
+        "pieces. Forward, gather: every device has its piece and copies of the seven others, and "
+        "multiplies its own rows of the batch by the whole matrix. Backward: every device has its "
+        "piece, and computes a whole gradient from its own rows. Scatter: the eight gradients are "
+        "added up and each device keeps one piece of the sum, beside its piece of the matrix.",
     )
     use = say("Use {array}, free the copies; {gradient} from own rows", array=w, gradient=dw)
     freed = drawing(
@@ -119,7 +111,7 @@ def draw():
         "rows and drops the copies of the weight. Scatter: the eight gradients are added up and "
         "each device keeps one piece of the sum, beside its piece of the weight.",
     )
-    return {"gather_use_scatter": kept_whole, "gather_use_free_scatter": freed}
+    return {"gather_use_scatter": one_matrix, "gather_use_free_scatter": freed}
 
 
 if __name__ == "__main__":

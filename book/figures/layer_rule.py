@@ -1,4 +1,4 @@
-"""Figure: the large weights of chapter 2's `Layers`, sharded along D and along the other dimension.
+"""Figure: the large weights of a transformer, sharded along D and along the other dimension.
 
 FSDP × tensor on the 2 × 4 mesh: every D is divided along `data`, hidden units, heads and words
 along `model`. Boxes are not to scale; what device 0 holds is filled.

@@ -1,7 +1,7 @@
-"""The schedules of chapter 12 and of its deeper page: a row is a stage, a box an operation.
+"""The schedules of chapter 12 and of its deeper pages: a row is a stage, a box an operation.
 
 The rows come from the pages' own cells. Blue is F, orange B, grey W, a gap an idle tick; the second
-chunk of an interleaved stage is darker.
+lap of an interleaved pipeline is darker.
 """
 
 from kit import DATA, INK, MODEL, figure, kept, rect, say, text, write
@@ -22,7 +22,7 @@ def key(names):
     return parts, 22
 
 
-def timeline(y, name, rows, wide, numbers=True):
+def timeline(y, name, rows, wide):
     """One schedule, and where the next one begins."""
     parts = [text(0, y + 14, kept(name), 13, bold=True)]
     y += 20
@@ -34,12 +34,11 @@ def timeline(y, name, rows, wide, numbers=True):
                 continue
             kind, part, microbatch = op
             colour, opacity = FILL[kind]
-            if part >= len(row):  # the second chunk of a stage
-                opacity *= 2
+            if part >= len(row):  # the second lap
+                opacity *= 1.45
             parts.append(rect(left, y, wide - 0.7, HIGH, colour, opacity))
-            if numbers:
-                middle = left + wide / 2 - 0.3
-                parts.append(text(middle, y + 11.5, str(microbatch), 10, "middle"))
+            middle = left + wide / 2 - 0.3
+            parts.append(text(middle, y + 11.5, str(microbatch), 10, "middle"))
         y += ROW
     return parts, y + 8
 
@@ -63,25 +62,49 @@ def draw_chapter():
     return figure(360, y, says, parts)
 
 
-def draw_deeper():
-    """1F1B, zero bubble and interleaved, with F, B and W, on one scale."""
-    cells = ["imports", "one-f-one-b", "zero-bubble", "interleaved", "needs", "ticks", "schedules"]
+def draw_zero_bubble():
+    """1F1B and zero bubble, with F, B and W, on one scale."""
+    cells = ["imports", "one-f-one-b", "zero-bubble", "needs", "ticks", "schedules"]
     schedules = run_cells("12a-zero-bubble", *cells)["schedules"]
     words = {"F": say("forward"), "B": say("input gradient"), "W": say("weight gradient")}
     parts, y = key({kind: (words[kind], wide) for kind, wide in [("F", 84), ("B", 124), ("W", 0)]})
     for name, rows in schedules.items():
-        short = name == "interleaved"
-        drawn, y = timeline(y, name, rows, 10.3 / (1 + short), numbers=not short)
+        drawn, y = timeline(y, name, rows, 10.3)
         parts += drawn
     says = (
-        "Three timelines of a pipeline with four stages and eight microbatches. In all three, a stage "
-        "works equally long. 1F1B has the longest gaps, zero bubble the shortest."
+        "Two timelines of a pipeline with four stages and eight microbatches. In both, a stage works "
+        "equally long. Zero bubble has shorter gaps than 1F1B."
+    )
+    return figure(360, y, says, parts)
+
+
+def draw_interleaved():
+    """The forward pass with one lap and with two, on one scale."""
+    names = run_cells("12b-interleaved", "imports", "work", "bubble")
+    stages, M = names["stages"], names["M"]
+    parts, y = [], 0
+    for laps in (1, 2):
+        rows = [[None] * stages for _ in range(names["ticks_of"](laps))]
+        for t, row in enumerate(rows):
+            for s in range(stages):
+                lap, m = names["work"](s, t, laps)
+                if 0 <= t - s < laps * M:
+                    row[s] = "F", lap * stages + s, m
+        drawn, y = timeline(y, f"laps = {laps}", rows, 31 / laps)
+        parts += drawn
+    says = (
+        "Two timelines of the forward pass of four devices and eight microbatches. With two laps, a "
+        "tick is half as long, so the gaps at the beginning and at the end are half as long."
     )
     return figure(360, y, says, parts)
 
 
 def draw():
-    return {"pipeline_schedules": draw_chapter(), "pipeline_zero_bubble": draw_deeper()}
+    return {
+        "pipeline_schedules": draw_chapter(),
+        "pipeline_zero_bubble": draw_zero_bubble(),
+        "pipeline_interleaved": draw_interleaved(),
+    }
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""Figure of chapter 7: when gradients are summed over devices in one step of four microbatches.
+"""Figure of 07g-sum-once: when gradients are summed over devices in one step of four microbatches.
 
-Computed from the sizes of the chapter's capstone. A grey box is the backward pass of one layer of
-one microbatch; a blue box is an all-reduce over `data`, as wide as its bytes.
+Computed from the page's sizes. A grey box is the backward pass of one layer of one microbatch; a blue
+box is a sum over devices, as wide as its bytes.
 """
 
-from kit import DATA, INK, figure, kept, line, rect, say, text, write
+from kit import DATA, INK, figure, line, rect, say, text, write
 
-L, D, F, M = 4, 96, 384, 4  # layers, width, hidden width, microbatches
-DEVICES = 4  # along model: a device has this part of each weight
-LAYER = 2 * D * F * 4 // DEVICES  # bytes of the gradients of one layer on one device
-WORK, UNIT = 13.0, 8.5  # widths: a layer's backward pass; the bytes of one layer
+L, D, M = 2, 192, 4  # layers, width, microbatches
+LAYER = D * D * 4  # bytes of the gradient of one layer
+WORK, UNIT = 24.0, 19.0  # widths: a layer's backward pass; the bytes of one layer
 HIGH = 22
 
 
@@ -41,20 +40,21 @@ def timelines():
         words = say("every time") if every_time else say("once")
         parts += [text(4, top - 9, words, 12, bold=True), *drawn]
         if every_time:
-            words = say("{sums} sums, {count} bytes", sums=L * M, count=f"{total:,}")
+            words = say("{sums} times, {count} bytes", sums=L * M, count=f"{total:,}")
             parts.append(text(end - 2, top - 9, words, 12, "end"))
         else:
-            parts.append(text(end + 6, top + 9, say("1 sum"), 12))
-            parts.append(text(end + 6, top + 23, f"{total:,}", 12))
+            words = say("once, {count} bytes", count=f"{total:,}")
+            parts.append(text(end - 2, top - 9, words, 12, "end"))
     parts.append(rect(4, 168, WORK - 1.5, 12, INK, 0.22, 2))
-    parts.append(text(20, 178, say("backward pass of one layer"), 11))
-    parts.append(rect(180, 168, UNIT - 1.5, 12, DATA, 1, 1))
-    words = say("{what}, {count} bytes", what=kept("all-reduce"), count=f"{LAYER:,}")
-    parts.append(text(192, 178, words, 11))
+    parts.append(text(32, 178, say("backward pass of one layer"), 11))
+    parts.append(rect(186, 168, UNIT - 1.5, 12, DATA, 1, 1))
+    words = say("its sum, {count} bytes", count=f"{LAYER:,}")
+    parts.append(text(209, 178, words, 11))
     says = (
-        f"Two timelines of one step of {M} microbatches of {L} layers. Above, an all-reduce over "
-        f"data follows each layer of each microbatch: {L * M} of them, {M * L * LAYER:,} bytes. "
-        f"Below, all backward passes come first and one all-reduce of {L * LAYER:,} bytes follows."
+        f"Two timelines of one step of {M} microbatches of {L} layers. Above, the gradient of a "
+        f"layer is summed over devices after each layer of each microbatch: {L * M} times, "
+        f"{M * L * LAYER:,} bytes. Below, all backward passes come first and both gradients are "
+        f"summed once, {L * LAYER:,} bytes."
     )
     return figure(360, 186, says, parts)
 

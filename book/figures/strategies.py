@@ -3,7 +3,8 @@
 from kit import DATA, INK, MODEL, figure, frame, kept, line, lines, rect, say, shape, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("strategies", "models", "weights", "bytes", "per-device", "machines")
+PAGE = run_cells("strategies", "models", "weights", "bytes", "strategies", "per-device")
+MACHINES = run_cells("communication-bound", "machines")["machines"]
 MODELS = {"1B": PAGE["llama_1b"], "8B": PAGE["llama_8b"]}
 TOKENS = 4096
 SHADES = {"weights": 0.9, "gradients": 0.66, "masters": 0.44, "moments": 0.25, "activations": 0.1}
@@ -136,7 +137,7 @@ def strategy_grid():
 
 def communication_bound():
     """For three numbers of tokens: the communication's time, which stays, and the arithmetic's."""
-    h100, m = PAGE["machines"]["H100, in a node"], MODELS["8B"]
+    h100, m = MACHINES["H100, in a node"], MODELS["8B"]
     layer = sum(
         PAGE["math"].prod(shape) for name, shape in PAGE["weight_shapes"](m).items() if "_L" in name
     )

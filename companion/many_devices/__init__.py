@@ -11,12 +11,12 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | module | what it holds | introduced in |
 |---|---|---|
 | `helpers` | `put`, `traffic`, `type_of`, `attempt`, `silence_orbax` | chapters 1 and 7 |
-| `checks` | `misplaced`, `assert_placed` | chapter 2, deeper page 06b |
+| `checks` | `misplaced`, `assert_placed` | chapter 2, deeper pages 06b and 06c |
 | `stack` | a block of two weights, and a stack of such blocks | chapter 3 |
 | `data` | the handwritten digits | chapter 4 |
 | `model` | `Config`, `Strategy`, `Block`, `Model`, `loss_of` | chapter 4 |
 | `training` | the training step, batches, a short training run | chapter 4 |
-| `memory` | what a training step keeps on each device | the page about memory |
+| `memory` | what a training step keeps on each device | deeper page 04c |
 | `checkpoints` | a training run that is saved while it trains, and resumes | chapter 5 |
 | `logical` | the table of logical axes, and a transformer that uses it | chapter 6 |
 | `processes` | start a program as several processes | chapter 11 |
@@ -26,8 +26,9 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `pipeline` | the model of chapter 12, and schedules as tables of numbers | chapter 12 |
 | `experts` | a mixture of experts, and its program on a mesh | chapter 13 |
 | `sequences` | attention over one block of keys, and the merging of two | chapter 14 |
+| `serving` | parts of a Llama that is served, and the same model without a cache | chapter 15 |
 | `llama_step` | a training step with FSDP, tensor parallelism and HSDP, by hand | chapter 16 |
-| `compiled` | what the compilers for TPU and GPU made of the book's programs | fsdp-bytes |
+| `compiled` | what the compilers for TPU and GPU made of the book's programs | deeper page 09a |
 | `draw` | bars, curves and digits as inline SVG | |
 """
 

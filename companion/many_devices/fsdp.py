@@ -1,10 +1,12 @@
 """Chapter 9's FSDP by hand, for the model of chapter 4: in `Strategy`, `use` is `gather`."""
 
+from collections import namedtuple
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from many_devices.data import images_BI, labels_B
@@ -14,15 +16,10 @@ P = jax.P
 
 
 def fsdp_spec(shape, devices, stacked=False):
-    """Shard the largest dimension that the devices divide; a small weight stays whole.
-
-    The shape of a stacked weight begins with the layers, which are never sharded.
-    """
-    first = 1 if stacked else 0
-    if np.prod(shape[first:]) < 1024:
-        return P()
+    """Shard the largest dimension that `devices` divides; small weights stay whole."""
+    first = 1 if stacked else 0  # the first dimension of a stack is L
     divisible = [i for i in range(first, len(shape)) if shape[i] % devices == 0]
-    if not divisible:
+    if not divisible or np.prod(shape[first:]) < 1024:
         return P()
     largest = max(divisible, key=lambda i: shape[i])
     entries = [None] * len(shape)
@@ -91,3 +88,24 @@ def digits_from(first):
 def mean_loss(model, batch_block):
     """The loss of the whole batch, inside shard_map."""
     return jax.lax.pmean(loss_of(model, batch_block), "data")
+
+
+Trained = namedtuple("Trained", "weights momentum losses")
+
+
+def train(loss_and_gradient, weights, dtype="float32"):
+    """Twenty steps of SGD with momentum, each on 64 images of this dtype."""
+    sgd = optax.sgd(0.05, momentum=0.9)
+
+    @jax.jit
+    def step(weights, momentum, batch):
+        loss, gradient = loss_and_gradient(weights, batch)
+        updates, momentum = sgd.update(gradient, momentum)
+        return optax.apply_updates(weights, updates), momentum, loss
+
+    momentum, losses = sgd.init(weights), []
+    for number in range(20):
+        x_BI, labels_B, _ = digits_from(64 * number)
+        weights, momentum, loss = step(weights, momentum, (x_BI.astype(dtype), labels_B))
+        losses.append(float(loss))
+    return Trained(weights, momentum, losses)

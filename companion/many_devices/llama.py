@@ -6,6 +6,7 @@ a head, V vocabulary, L layers. The weights of all layers are stacked: their fir
 
 import json
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +118,6 @@ class Config:
     tied: bool  # the head is the embedding
     epsilon: float  # of the norms
     theta: float  # of the rotary embedding
-    scaling: tuple[float, ...] | None  # of angles, since Llama 3.1
     dtype: str
 
 
@@ -138,21 +138,13 @@ def read_config(folder):
         tied=stored["tie_word_embeddings"],
         epsilon=stored["rms_norm_eps"],
         theta=stored["rope_theta"],
-        scaling=None,
         dtype=stored["torch_dtype"],
     )
 
 
 def frequencies(config):
     """Return how far each pair of features turns per position, in radians: (C/2,)."""
-    turn = config.theta ** (-np.arange(0, config.C, 2) / config.C)
-    if config.scaling is None:
-        return turn
-    # Llama 3.1 slows down what turns less than `low` times in the original context,
-    # keeps what turns more than `high` times, and blends in between.
-    factor, low, high, context = config.scaling
-    keep = np.clip((context * turn / (2 * np.pi) - low) / (high - low), 0, 1)
-    return turn * (keep + (1 - keep) / factor)
+    return config.theta ** (-np.arange(0, config.C, 2) / config.C)
 
 
 def rotate(x_BSHC, turn):
@@ -164,43 +156,32 @@ def rotate(x_BSHC, turn):
     return jnp.concatenate(turned, axis=-1).astype(x_BSHC.dtype)
 
 
-def linear(size_in, size_out, spec, rank, dtype, rngs):
-    """Make a matrix, sharded by spec; with a rank, also two adapters, sharded alike."""
-    options = {
-        "use_bias": False,
-        "param_dtype": dtype,
-        "kernel_metadata": {"out_sharding": spec},
-        "rngs": rngs,
-    }
-    if rank == 0:
-        return nnx.Linear(size_in, size_out, **options)
-    return nnx.LoRALinear(
-        size_in,
-        size_out,
-        lora_rank=rank,
-        lora_dtype=dtype,  # of the arithmetic; the adapters are kept in float32
-        a_metadata={"out_sharding": (spec[0], None)},
-        b_metadata={"out_sharding": (None, spec[1])},
-        **options,
-    )
+def linear(size_in, size_out, spec, dtype, rngs):
+    """Make a matrix without a bias, sharded by spec."""
+    metadata = {"out_sharding": spec}
+    options = {"use_bias": False, "param_dtype": dtype, "rngs": rngs}
+    return nnx.Linear(size_in, size_out, kernel_metadata=metadata, **options)
+
+
+def norm(size, epsilon, dtype, rngs):
+    return nnx.RMSNorm(size, epsilon=epsilon, param_dtype=dtype, rngs=rngs)
 
 
 class Block(nnx.Module):
-    def __init__(self, config, rank, rngs):
-        D, F, dtype = config.D, config.F, config.dtype
+    def __init__(self, config, rngs):
+        D, F, options = config.D, config.F, {"dtype": config.dtype, "rngs": rngs}
         heads, kv_heads = config.H * config.C, config.K * config.C
-        norm = {"epsilon": config.epsilon, "param_dtype": dtype, "rngs": rngs}
-        column, row = ("data", "model"), ("model", "data")
-        rest = (rank, dtype, rngs)
-        self.norm_attention = nnx.RMSNorm(D, **norm)
-        self.query = linear(D, heads, column, *rest)
-        self.key = linear(D, kv_heads, column, *rest)
-        self.value = linear(D, kv_heads, column, *rest)
-        self.out = linear(heads, D, row, *rest)
-        self.norm_hidden = nnx.RMSNorm(D, **norm)
-        self.gate = linear(D, F, column, *rest)
-        self.up = linear(D, F, column, *rest)
-        self.down = linear(F, D, row, *rest)
+        column = partial(linear, spec=("data", "model"), **options)
+        row = partial(linear, spec=("model", "data"), **options)
+        self.norm_attention = norm(D, config.epsilon, **options)
+        self.query = column(D, heads)
+        self.key = column(D, kv_heads)
+        self.value = column(D, kv_heads)
+        self.out = row(heads, D)
+        self.norm_hidden = norm(D, config.epsilon, **options)
+        self.gate = column(D, F)
+        self.up = column(D, F)
+        self.down = row(F, D)
         self.config = config
 
     def __call__(self, x_BSD):
@@ -217,17 +198,19 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    def __init__(self, config, rank, rngs):
-        D, V, dtype = config.D, config.V, config.dtype
-        sharded = {"embedding_metadata": {"out_sharding": ("model", "data")}}
-        self.embed = nnx.Embed(V, D, param_dtype=dtype, rngs=rngs, **sharded)
+    def __init__(self, config, rngs):
+        D, V, options = config.D, config.V, {"dtype": config.dtype, "rngs": rngs}
+        metadata = {"out_sharding": ("model", "data")}
+        self.embed = nnx.Embed(
+            V, D, param_dtype=config.dtype, embedding_metadata=metadata, rngs=rngs
+        )
         self.blocks = nnx.vmap(
-            lambda rngs: Block(config, rank, rngs),
+            lambda rngs: Block(config, rngs),
             transform_metadata={nnx.PARTITION_NAME: None},
         )(rngs.split(config.L))
-        self.norm = nnx.RMSNorm(D, epsilon=config.epsilon, param_dtype=dtype, rngs=rngs)
-        untied = ("data", "model"), 0, dtype, rngs  # sharding, rank
-        self.head = None if config.tied else linear(D, V, *untied)
+        self.norm = norm(D, config.epsilon, **options)
+        head = partial(linear, spec=("data", "model"), **options)
+        self.head = None if config.tied else head(D, V)
 
     def __call__(self, tokens_BS):
         """Return logits, (B, S, V)."""
@@ -237,23 +220,44 @@ class Llama(nnx.Module):
         return self.embed.attend(y_BSD) if self.head is None else self.head(y_BSD)
 
 
+# The attention of a reference, which shares no code with the model
+
+
+def attention_in_numpy(q_BSHC, k_BSKC, v_BSKC, theta):
+    """Rotate queries and keys, and mix the values that each position may see."""
+    _, S, H, C = q_BSHC.shape
+    angle_SC = np.arange(S)[:, None] * theta ** (-np.arange(0, C, 2) / C)
+
+    def rotated(x_BSHC):
+        """Features c and c + C/2 are the real and the imaginary part of a number."""
+        real, imaginary = np.split(x_BSHC, 2, axis=-1)
+        z = (real + 1j * imaginary) * np.exp(1j * angle_SC)[:, None]
+        return np.concatenate([z.real, z.imag], axis=-1)
+
+    share = H // k_BSKC.shape[2]  # query heads to a key-value head
+    k_BSHC = np.repeat(rotated(k_BSKC), share, axis=2)
+    v_BSHC = np.repeat(v_BSKC, share, axis=2)
+    scores_BHST = np.einsum("BSHC,BTHC->BHST", rotated(q_BSHC), k_BSHC) / np.sqrt(C)
+    scores_BHST[..., ~np.tri(S, dtype=bool)] = -np.inf
+    shares_BHST = np.exp(scores_BHST - scores_BHST.max(-1, keepdims=True))
+    shares_BHST /= shares_BHST.sum(-1, keepdims=True)
+    return np.einsum("BHST,BTHC->BSHC", shares_BHST, v_BSHC)
+
+
 # From files to the model, and back
 
-NAMES = [  # path in the model, name in the files with layer n, is it transposed there?
+LAYER = "model.layers.{n}."  # n is the number of the layer
+NAMES = [  # path in the model, name in the files, is it transposed there?
     ("embed/embedding", "model.embed_tokens.weight", False),
-    ("blocks/norm_attention/scale", "model.layers.{n}.input_layernorm.weight", False),
-    ("blocks/query/kernel", "model.layers.{n}.self_attn.q_proj.weight", True),
-    ("blocks/key/kernel", "model.layers.{n}.self_attn.k_proj.weight", True),
-    ("blocks/value/kernel", "model.layers.{n}.self_attn.v_proj.weight", True),
-    ("blocks/out/kernel", "model.layers.{n}.self_attn.o_proj.weight", True),
-    (
-        "blocks/norm_hidden/scale",
-        "model.layers.{n}.post_attention_layernorm.weight",
-        False,
-    ),
-    ("blocks/gate/kernel", "model.layers.{n}.mlp.gate_proj.weight", True),
-    ("blocks/up/kernel", "model.layers.{n}.mlp.up_proj.weight", True),
-    ("blocks/down/kernel", "model.layers.{n}.mlp.down_proj.weight", True),
+    ("blocks/norm_attention/scale", LAYER + "input_layernorm.weight", False),
+    ("blocks/query/kernel", LAYER + "self_attn.q_proj.weight", True),
+    ("blocks/key/kernel", LAYER + "self_attn.k_proj.weight", True),
+    ("blocks/value/kernel", LAYER + "self_attn.v_proj.weight", True),
+    ("blocks/out/kernel", LAYER + "self_attn.o_proj.weight", True),
+    ("blocks/norm_hidden/scale", LAYER + "post_attention_layernorm.weight", False),
+    ("blocks/gate/kernel", LAYER + "mlp.gate_proj.weight", True),
+    ("blocks/up/kernel", LAYER + "mlp.up_proj.weight", True),
+    ("blocks/down/kernel", LAYER + "mlp.down_proj.weight", True),
     ("norm/scale", "model.norm.weight", False),
     ("head/kernel", "lm_head.weight", True),  # not there if the head is tied
 ]
@@ -267,27 +271,35 @@ def read(folder, targets):
         return ocp.load(folder, targets)
 
 
-def load_weight(read, name, target, transposed):
-    """Read one weight, a tensor at a time, and put each into place on the devices."""
-    spec = (*target.sharding.spec, None, None, None)[: target.ndim]
-    stacked = "{n}" in name
-    shape, spec = (target.shape[1:], spec[1:]) if stacked else (target.shape, spec)
+def target_in_file(weight, stacked, transposed):
+    """Describe one tensor of a weight as the files have it."""
+    shape = weight.shape
+    # A spec may leave out the last entries, if they are None
+    spec = (*weight.sharding.spec, None, None, None)[: weight.ndim]
+    if stacked:
+        shape, spec = shape[1:], spec[1:]
     if transposed:
         shape, spec = shape[::-1], spec[::-1]
-    in_file = jax.NamedSharding(target.sharding.mesh, P(*spec))
-    wanted = jax.ShapeDtypeStruct(shape, target.dtype, sharding=in_file)
+    sharding = jax.NamedSharding(weight.sharding.mesh, P(*spec))
+    return jax.ShapeDtypeStruct(shape, weight.dtype, sharding=sharding)
 
-    def put(weight, tensor, n):
+
+def load_weight(read, name, weight, transposed):
+    """Read one weight, a tensor at a time, and put each into place on the devices."""
+    stacked = "{n}" in name
+    target = target_in_file(weight, stacked, transposed)
+
+    def put(array, tensor, n):
         tensor = tensor.T if transposed else tensor
-        return weight.at[n].set(tensor) if stacked else tensor
+        return array.at[n].set(tensor) if stacked else tensor
 
-    into = {"out_shardings": target.sharding}
-    weight = jax.jit(lambda: jnp.zeros(target.shape, target.dtype), **into)()
+    into = {"out_shardings": weight.sharding}
+    array = jax.jit(lambda: jnp.zeros(weight.shape, weight.dtype), **into)()
     put = jax.jit(put, donate_argnums=0, **into)
-    for n in range(target.shape[0] if stacked else 1):
+    for n in range(weight.shape[0] if stacked else 1):
         file_name = name.format(n=n)
-        weight = put(weight, read({file_name: wanted})[file_name], n)
-    return weight
+        array = put(array, read({file_name: target})[file_name], n)
+    return array
 
 
 def by_path(state):
@@ -296,25 +308,19 @@ def by_path(state):
     return {"/".join(map(str, path)): variable for path, variable in flat}
 
 
-def load(read, config, mesh, rank=0):
-    """Load a model; with a rank, also make its adapters.
-
-    `read` takes a dictionary from names to shapes, each with a dtype and a sharding.
-    """
+def load(read, config, mesh):
+    """Load a model; `read` takes a target for each name, and returns the tensors."""
 
     def make():
-        return Llama(config, rank, nnx.Rngs(0))
+        return Llama(config, nnx.Rngs(0))
 
     with jax.set_mesh(mesh):
         graphdef, state = nnx.get_abstract_model(make, mesh)
-        adapters = by_path(jax.jit(lambda: nnx.state(make(), nnx.LoRAParam))())
     weights = by_path(state)
     for path, name, transposed in NAMES:
         if path in weights:
-            array = load_weight(read, name, weights[path], transposed)
-            weights[path].set_value(array)
-    for path, adapter in adapters.items():
-        weights[path].set_value(adapter[...])
+            weight = weights[path]
+            weight.set_value(load_weight(read, name, weight, transposed))
     return nnx.merge(graphdef, state)
 
 

@@ -71,7 +71,7 @@ class Config:
     V: int = 16  # ten classes, padded to a number that eight devices divide
     S: int = 16  # patches of an image
     I: int = 4  # pixels of a patch
-    pin: bool = True  # constrain activations; False leaves them to the compiler
+    pin: bool = True  # step_program constrains activations; False: it leaves them alone
 
 
 tiny = Config(L=2, D=96, F=384, H=8, C=12)
@@ -154,22 +154,36 @@ class Model(nnx.Module):
         )
         self.blocks = stack(rngs.split(config.L))
         self.w_DV = weight(rngs, (config.D, config.V), rules("embed", "vocab"))
-        self.rules, self.pin = rules, config.pin
 
     def __call__(self, x_BSI):
-        def pinned(x, *names):
-            return constrain(x, self.rules, *names) if self.pin else x
-
         def layer(x_BSD, block):
-            return pinned(block(x_BSD), "batch", None, None), None
+            return block(x_BSD), None
 
-        x_BSD = pinned(x_BSI @ self.w_ID + self.place_SD, "batch", None, None)
+        x_BSD = x_BSI @ self.w_ID + self.place_SD
         x_BSD, _ = jax.lax.scan(layer, x_BSD, self.blocks)
-        return pinned(x_BSD.mean(1) @ self.w_DV, "batch", "vocab")
+        return x_BSD.mean(1) @ self.w_DV
+
+
+class PinnedModel(Model):
+    """The model with its activations constrained: before the blocks, after each, and the logits."""
+
+    def __init__(self, config, rules, rngs):
+        super().__init__(config, rules, rngs)
+        self.rules = rules
+
+    def __call__(self, x_BSI):
+        def layer(x_BSD, block):
+            return constrain(block(x_BSD), self.rules, "batch", None, None), None
+
+        x_BSD = x_BSI @ self.w_ID + self.place_SD
+        x_BSD = constrain(x_BSD, self.rules, "batch", None, None)
+        x_BSD, _ = jax.lax.scan(layer, x_BSD, self.blocks)
+        logits_BV = x_BSD.mean(1) @ self.w_DV
+        return constrain(logits_BV, self.rules, "batch", "vocab")
 
 
 def make_model(config, rules):
-    return Model(config, rules, nnx.Rngs(0))
+    return PinnedModel(config, rules, nnx.Rngs(0))
 
 
 def loss_of(model, batch):
@@ -200,8 +214,17 @@ QUICK = {"xla_backend_optimization_level": 0}  # compiles faster, runs slower
 
 
 def step_program(config, rules, mesh, B):
-    """The step for a batch of B images, compiled from shapes and not run."""
-    state = nnx.merge(*nnx.get_abstract_model(lambda: make(config, rules), mesh))
+    """The step for a batch of B images, compiled from shapes and not run.
+
+    If the config says `pin=False`, no activation is constrained.
+    """
+
+    def make_plain(config, rules):
+        model = Model(config, rules, nnx.Rngs(0))
+        return model, nnx.Optimizer(model, momentum, wrt=nnx.Param)
+
+    made_by = make if config.pin else make_plain
+    state = nnx.merge(*nnx.get_abstract_model(lambda: made_by(config, rules), mesh))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     by_images = jax.NamedSharding(mesh, rules("batch"))
     like = partial(jax.ShapeDtypeStruct, sharding=by_images)

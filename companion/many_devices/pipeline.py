@@ -1,8 +1,7 @@
-"""The model of chapter 12, and the bookkeeping of the schedules on its deeper page.
+"""The model of chapter 12, and the bookkeeping of the schedules on its page about zero bubble.
 
 Letters: L layers, M microbatches, B examples of one, D width, F hidden width. A schedule is a list of
-rows, one for each tick; a row has what each stage does, an `Op` or None. A part is a run of layers:
-part p is on stage p % stages.
+rows, one for each tick; a row has what each stage does, an `Op` or None.
 """
 
 from typing import NamedTuple
@@ -16,7 +15,7 @@ class Op(NamedTuple):
     """One operation of a stage."""
 
     kind: str  # F: the forward pass, B: the gradient of the input, W: of the weights
-    part: int
+    stage: int
     microbatch: int
 
 
@@ -55,50 +54,48 @@ def dense_loss(params, x_MBD, target_MBD):
     return error(y_MBD, target_MBD)
 
 
-def place_inputs(rows, parts):
-    """The slot for the input of each (part, microbatch) on its stage.
+def place_inputs(rows):
+    """The slot for the input of each (stage, microbatch).
 
     A slot is taken from the tick on which the input arrives until both B and W are done. An input
     takes the lowest free slot.
     """
-    stages = len(rows[0])
     when = {op: tick for tick, row in enumerate(rows) for op in row if op}
     arrivals = []
-    for kind, part, m in when:
+    for kind, stage, m in when:
         if kind == "F":
-            # Part 0 reads its input from the batch; others get it on the tick after it is made
-            arrival = when["F", part - 1, m] + 1 if part > 0 else when["F", part, m]
-            arrivals.append((arrival, part, m))
+            # Stage 0 reads its input from the batch; others get it on the tick after it is made
+            arrival = when["F", stage - 1, m] + 1 if stage > 0 else when["F", stage, m]
+            arrivals.append((arrival, stage, m))
     slot_of = {}
-    last_use = np.full((stages, len(arrivals)), -1)  # tick on which each slot was last used
-    for arrival, part, m in sorted(arrivals):
-        stage = part % stages
+    last_use = np.full((len(rows[0]), len(arrivals)), -1)  # tick on which each slot was last used
+    for arrival, stage, m in sorted(arrivals):
         slot = int(np.argmax(last_use[stage] < arrival))  # the first that is free
-        last_use[stage, slot] = max(when["B", part, m], when["W", part, m])
-        slot_of[part, m] = slot
+        last_use[stage, slot] = max(when["B", stage, m], when["W", stage, m])
+        slot_of[stage, m] = slot
     return slot_of
 
 
-def table_of(rows, parts):
-    """The schedule as numbers, (tick, stage, 6): kind, chunk, m, slot, put_x, put_dy.
+def schedule_table(rows):
+    """The schedule as numbers, (tick, stage, 5): kind, m, slot, put_x, put_dy.
 
-    kind is 0 if the stage is idle, then 1, 2, 3 for F, B, W. They work on the part `chunk` of their
-    stage, on microbatch m, whose input is in `slot`. put_x and put_dy are the slots for an input and
-    a gradient that arrive on this tick, or -1.
+    kind is 0 if the stage is idle, then 1, 2, 3 for F, B, W, which work on microbatch m, whose input
+    is in `slot`. put_x and put_dy are the slots for an input and a gradient that arrive on this
+    tick, or -1.
     """
     stages = len(rows[0])
-    slot_of = place_inputs(rows, parts)
-    table = np.zeros((len(rows), stages, 6), "int32")
-    table[..., 4:] = -1
+    slot_of = place_inputs(rows)
+    table = np.zeros((len(rows), stages, 5), "int32")
+    table[..., 3:] = -1
     for tick, row in enumerate(rows):
-        for stage, op in enumerate(row):
+        for op in row:
             if op is None:
                 continue
-            kind, part, m = op
-            table[tick, stage, :4] = "-FBW".index(kind), part // stages, m, slot_of[part, m]
+            kind, stage, m = op
+            table[tick, stage, :3] = "-FBW".index(kind), m, slot_of[stage, m]
             # What it sends arrives at the neighbour on the next tick
-            if kind == "F" and part + 1 < parts:
-                table[tick + 1, (stage + 1) % stages, 4] = slot_of[part + 1, m]
-            if kind == "B" and part > 0:
-                table[tick + 1, (stage - 1) % stages, 5] = slot_of[part - 1, m]
+            if kind == "F" and stage + 1 < stages:
+                table[tick + 1, stage + 1, 3] = slot_of[stage + 1, m]
+            if kind == "B" and stage > 0:
+                table[tick + 1, stage - 1, 4] = slot_of[stage - 1, m]
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -132,6 +132,27 @@ class Plan(Report):
                 if abs(pair[0] - pair[1]) > least:
                     found.append((n, kind, axes, *pair))
         return found
+
+    def ranked(self) -> Plan:
+        """Return the plan with the fastest that fits first, and last what was not compiled.
+
+        >>> import meshscope
+        >>> chip, memory = meshscope.CHIPS["h100"], meshscope.ProgramMemory(64, 0, 8, 0)
+        >>> slow = meshscope.Outcome("slow", {}, {"data": 8}, memory, flops=2e15, counted={})
+        >>> fast = meshscope.Outcome("fast", {}, {"data": 8}, memory, flops=1e15, counted={})
+        >>> plan = meshscope.Plan((slow, fast), chip, 80e9, "cpu", 8).ranked()
+        >>> [outcome.table for outcome in plan.outcomes]
+        ['fast', 'slow']
+        """
+        return replace(self, outcomes=tuple(sorted(self.outcomes, key=self._rank)))
+
+    def _rank(self, outcome: Outcome) -> tuple[float, ...]:
+        size = outcome.bytes_per_device
+        if outcome.fits(self.hbm) and size is not None:
+            seconds = self.step_seconds(outcome)
+            # Of those that are equally fast, to three digits, the smallest comes first.
+            return 0, math.inf if seconds is None else float(f"{seconds:.3g}"), size
+        return (2, 0, 0) if size is None else (1, size, 0)
 
     def _contents(self) -> list[Content]:
         """What is shown, table by table."""
@@ -345,14 +366,4 @@ def plan(
         outcomes.append(outcome_of(record))
         if progress is not None:
             progress(len(outcomes), len(found), outcomes[-1])
-    made = Plan((), chip, memory, compiler, count)
-
-    def rank(outcome: Outcome) -> tuple[float, ...]:
-        size = outcome.bytes_per_device
-        if outcome.fits(memory) and size is not None:
-            seconds = made.step_seconds(outcome)
-            # Of those that are equally fast, to three digits, the smallest comes first.
-            return 0, math.inf if seconds is None else float(f"{seconds:.3g}"), size
-        return (2, 0, 0) if size is None else (1, size, 0)
-
-    return Plan(tuple(sorted(outcomes, key=rank)), chip, memory, compiler, count)
+    return Plan(tuple(outcomes), chip, memory, compiler, count).ranked()

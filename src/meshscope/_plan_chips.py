@@ -25,7 +25,9 @@ class Chip:
     Attributes:
       name: as people write it.
       flops: bfloat16 operations per second, dense: without the factor of sparsity.
-      hbm: bytes of memory.
+      hbm: bytes of memory, as published. Devices have some more: XLA's compiler lets a program
+        use 16.9e9 of a v5e, 102.8e9 of a v5p and 33.5e9 of a v6e, and an H100 has 85.5e9, of
+        which JAX takes three quarters by default.
       link: bytes per second that one device sends along one axis of the mesh: both
         directions of one axis of a TPU's torus, where its ends are joined; NVLink in one
         direction.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh
 
 from . import _hlo as hlo
@@ -61,7 +62,7 @@ def measure(
         sizes = tuple(candidate.mesh.values())
         used = devices[: math.prod(sizes)]
         kinds = (kind,) * len(sizes)
-        mesh = jax.make_mesh(sizes, tuple(candidate.mesh), axis_types=kinds, devices=used)
+        mesh = _mesh(sizes, tuple(candidate.mesh), kinds, used)
         with jax.set_mesh(mesh):
             step = as_step(make(mesh, dict(candidate.rules)))
             lowered = step.traced.lower()
@@ -85,6 +86,19 @@ def measure(
     if record["digest"] not in results.records:
         results.add(record)
     return record
+
+
+def _mesh(
+    sizes: tuple[int, ...],
+    axes: tuple[str, ...],
+    kinds: tuple[AxisType, ...],
+    devices: Sequence[Any],
+) -> Mesh:
+    try:
+        return jax.make_mesh(sizes, axes, axis_types=kinds, devices=devices)
+    except NotImplementedError:  # an axis that fills no axis of the TPUs' torus
+        grid = create_device_mesh(sizes, list(devices), allow_split_physical_axes=True)
+        return Mesh(grid, axes, axis_types=kinds)
 
 
 def _read(compiled: Any, mesh: Mesh, record: Record) -> None:

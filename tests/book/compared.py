@@ -1,4 +1,4 @@
-"""Whether trees of arrays agree, and how far they are apart."""
+"""Whether trees of arrays agree, how far they are apart, and how an array is sharded."""
 
 import jax
 import numpy as np
@@ -29,3 +29,7 @@ def bits(tree):
         return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
 
     return jax.tree.structure(tree), [of(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def sharded_as(array, mesh, *spec):
+    return array.sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P(*spec)), array.ndim)

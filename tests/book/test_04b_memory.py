@@ -74,6 +74,12 @@ def test_the_bars_are_what_was_counted(page):
     assert all(f"{row['activations'] / 1e9:.1f}" == "43.0" for row in page.memory.values())
 
 
+def test_fsdp_fits_on_an_h100_and_data_parallelism_on_neither():
+    """By the bars and by the compiler for H100, with what a program can use by default; a v5e has less."""
+    compiled = stored_memory("train-large-fsdp", "gpu").bytes_per_device
+    assert 52e9 < compiled < 0.75 * H100_BYTES < 112e9 and V5E_BYTES < 52e9
+
+
 @compiled_for_cpu
 @pytest.mark.parametrize("name, whole", [("data parallel", 113), ("FSDP", 53)])
 def test_a_program_that_keeps_everything_asks_for_little_more_than_counted(page, name, whole):
@@ -154,3 +160,9 @@ def test_too_large_an_array_raises_resource_exhausted():
 def test_exercise(page, exercise):
     """Its check says "not yet" to the stub and a wrong answer, and "correct" to the solution."""
     check_exercise(page, PAGE, exercise)
+
+
+def test_the_solution_raises_if_the_activations_alone_do_not_fit(page):
+    """The solution raises an error where no number of devices is enough."""
+    with pytest.raises(ValueError, match="activations alone"):
+        page.answer_devices(1e9, 64e9, 64e9)

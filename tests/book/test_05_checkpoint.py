@@ -1,7 +1,6 @@
 """Chapter 5, "A checkpoint belongs to no mesh"."""
 
 import logging
-import math
 import os
 import re
 import shutil
@@ -19,10 +18,8 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-import meshscope as ms
 from compared import bits
 from full_disk import nearly_full_disk, quiet_orbax  # noqa: F401
-from many_devices.model import tiny
 from pages import check_exercise, exercises_of
 
 PAGE = "05-checkpoint"
@@ -109,18 +106,6 @@ def test_a_target_without_shardings_is_as_bad_as_none(tmp_path):
 # What to save
 
 
-def test_a_checkpoint_is_three_times_as_large_as_the_weights(page):
-    """Adam keeps two moments for each weight; a key takes 8 bytes, and each counter 4."""
-    weights = tiny.D * (tiny.I + tiny.V) + tiny.L * (2 * tiny.D * (tiny.F + 1) + tiny.F)
-    model, optimizer, rngs = (
-        ms.memory(nnx.state(part)).unique_bytes for part in three(page, page.mesh)
-    )
-    assert model == 4 * weights and optimizer == 2 * model + 2 * 4 and rngs == 8 + 4
-    arrays = jax.tree.leaves(ocp.metadata(page.disk / "three").metadata)
-    stored = sum(math.prod(one.shape) * one.dtype.itemsize for one in arrays)
-    assert stored == model + optimizer + rngs
-
-
 def test_the_target_has_the_shardings_of_the_annotations_and_no_numbers(page):
     """`nnx.get_abstract_model` allocates nothing."""
     leaves = jax.tree.leaves(page.abstract_run)
@@ -194,21 +179,6 @@ def test_what_was_saved_comes_back_bit_for_bit_on_any_mesh(page):
         assert bits(loaded) == saved
 
 
-def test_a_key_draws_the_same_noise_on_every_mesh(page):
-    """A key also draws the same noise everywhere."""
-
-    @jax.jit
-    def noise(rngs):
-        return jax.random.normal(rngs(), (64, 64))
-
-    drawn = []
-    for data, model in [(2, 4), (2, 2), (1, 1)]:
-        mesh = page.mesh_of(data, model)
-        with jax.set_mesh(mesh):
-            drawn.append(np.asarray(noise(three(page, mesh).rngs)).tobytes())
-    assert len(set(drawn)) == 1
-
-
 def test_with_another_order_of_additions_it_continues_to_rounding(page):
     """On other meshes the losses after a load are equal to six digits; not on all to the bit."""
     apart = []
@@ -263,7 +233,12 @@ def test_the_error_of_a_save_that_nobody_asks_for_is_only_in_the_log(tmp_path, c
 
 def test_which_steps_are_saved_and_which_are_kept(page):
     """Every second step is saved; the last two stay, and every fourth."""
-    assert page.saved_steps == [0, 2, 4, 6, 8, 10] and page.kept_steps == [0, 4, 8, 10]
+    folder = page.disk / "series"
+    with page.open_series(folder) as saver:
+        saved = [number for number in range(12) if saver.save(number, {"w": page.w})]
+        kept = [checkpoint.step for checkpoint in saver.checkpoints]
+    shutil.rmtree(folder)
+    assert saved == [0, 2, 4, 6, 8, 10] and kept == [0, 4, 8, 10]
 
 
 def test_force_saves_a_step_between_the_intervals(page):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import meshscope as ms
 from many_devices.checks import misplaced
 from many_devices.data import images_BI
 from many_devices.helpers import attempt
@@ -18,6 +19,7 @@ from traced import equations
 PAGE = "06-logical-axes"
 P = jax.P
 NAMES = ("embed", "hidden")
+PAIRS = (("embed", None), ("hidden", "model"))  # by_columns, as a table of Flax
 
 
 def init(page, rules, mesh):
@@ -43,7 +45,7 @@ def test_a_table_places_the_weight_as_axes_of_the_mesh_would(page):
 
 
 def test_the_weight_stores_the_finished_spec(page):
-    """A weight made with a table object stores mesh axes, so it carries no names."""
+    """A weight made with a table object stores mesh axes, not names."""
     with jax.set_mesh(page.mesh):
         assert page.make_weight(page.by_columns).out_sharding == P(None, "model")
 
@@ -56,10 +58,10 @@ def test_the_compiled_program_knows_only_the_mesh(page):
 
     ways = [
         lambda: page.make_weight(page.by_columns)[...],
-        lambda: nnx.Param(page.numbers, out_sharding=page.names)[...],
+        lambda: nnx.Param(page.numbers, out_sharding=NAMES)[...],
         lambda: by_axes()[...],
     ]
-    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(page.pairs):
+    with jax.set_mesh(page.mesh), nnx.logical_axis_rules(PAIRS):
         by_object, by_context, physical = (jax.jit(way).lower().as_text() for way in ways)
     assert by_object == by_context == physical and '"model"' in physical
 
@@ -84,6 +86,7 @@ def test_a_table_returns_an_entry_for_each_name_in_order(page):
     rules = page.Rules(embed="data", hidden="model")
     assert rules("hidden", None, "embed") == P("model", None, "data")
     assert rules("embed", "hidden") == P("data", "model")
+    assert page.Rules(hidden="model")("embed", "hidden") == P(None, "model")
     assert page.Rules(embed=("data", "model"))("embed", None) == P(("data", "model"), None)
 
 
@@ -138,12 +141,22 @@ def test_with_fsdp_only_the_weight_changes(page):
 # The model
 
 
+def test_the_layer_is_sharded_by_its_names(page):
+    """With embed along data and heads along model, a kernel is sharded in both, head_size in none."""
+    layer = page.layer
+    for kernel in (layer.w_q_DHC, layer.w_k_DHC, layer.w_v_DHC):
+        assert kernel.sharding.spec == P("data", "model", None)
+        assert kernel.sharding.shard_shape(kernel.shape) == (48, 2, 12)
+    assert layer.w_o_HCD.sharding.spec == P("model", None, "data")
+
+
 def test_the_model_constrains_the_output_of_each_block(page):
-    """By the table, batch by name: what goes into the first block, what leaves each, the logits."""
+    """By the table: what goes into the first block, what leaves each, the logits; `Model` has none."""
     rules, x_BSI = page.tables["FSDP x tensor"], page.patches_BSI[:8]
     with jax.set_mesh(page.mesh):
         model = nnx.eval_shape(partial(page.make_model, page.tiny, rules))
-        jaxpr = jax.make_jaxpr(page.Model.__call__)(model, x_BSI).jaxpr
+        jaxpr = jax.make_jaxpr(page.PinnedModel.__call__)(model, x_BSI).jaxpr
+        plain = jax.make_jaxpr(page.Model.__call__)(model, x_BSI).jaxpr
     found = [
         (tuple(eqn.params["sharding"].spec), eqn.outvars[0].aval.shape, times)
         for eqn, times in equations(jaxpr, "sharding_constraint")
@@ -151,6 +164,7 @@ def test_the_model_constrains_the_output_of_each_block(page):
     B, S, D, V, L = 8, page.tiny.S, page.tiny.D, page.tiny.V, page.tiny.L
     batch = ("data", None, None), (B, S, D)
     assert found == [(*batch, 1), (*batch, L), (("data", "model"), (B, V), 1)]
+    assert not list(equations(plain, "sharding_constraint"))
 
 
 def test_attention_computes_what_flax_computes(page):
@@ -243,7 +257,12 @@ def test_each_table_places_every_weight_as_written_by_hand(page):
 
 def test_what_a_device_holds_under_each_table(page):
     """Of 903,936 bytes FSDP leaves 115,680 on a device, because b_F stays whole."""
-    held, tiny = page.held, page.tiny
+    held, tiny = {}, page.tiny
+    for name, rules in page.tables.items():
+        make = partial(page.make_model, tiny, rules)  # the weights of Model
+        _, state = nnx.get_abstract_model(make, page.meshes[name])
+        held[name] = ms.memory(state).bytes_per_device
+    assert page.held == held["FSDP x tensor"]  # as the cell printed last
     assert held["one device"] == held["data parallel"] == 903_936 == 4 * 225_984
     assert 903_936 // 8 == 112_992
     assert held["FSDP"] == 115_680 == 4 * (28_152 + 768) and 28_152 * 8 + 768 == 225_984
@@ -273,27 +292,6 @@ def test_the_losses_agree_under_every_table_and_fall(page):
 
 
 # Flax's own tables
-
-
-def test_flax_places_a_variable_by_its_own_table_or_by_the_context(page):
-    """Both forms of Flax's table place the array as mesh axes do, and the variable keeps its names."""
-    with jax.set_mesh(page.mesh):
-        physical = nnx.Param(page.numbers, out_sharding=(None, "model"))
-    for weight in (page.own, page.inside):
-        assert weight.sharding == physical.sharding and weight.out_sharding == NAMES
-        assert weight.sharding == page.weights["by_columns"].sharding  # as the object's
-        np.testing.assert_array_equal(weight, page.numbers)
-
-
-def test_a_misspelt_row_has_no_effect_and_the_last_of_two_rows_wins(page):
-    """Flax's tables raise for neither."""
-    for rows, spec in [
-        ([*page.pairs, ("hiden", "data")], P(None, "model")),
-        ([("embed", "data"), *page.pairs], P(None, "model")),
-        ([*page.pairs, ("embed", "data")], P("data", "model")),
-    ]:
-        with jax.set_mesh(page.mesh), nnx.logical_axis_rules(rows):
-            assert nnx.Param(page.numbers, out_sharding=NAMES).sharding.spec == spec
 
 
 def test_where_every_name_has_one_row_both_forms_place_alike(page):

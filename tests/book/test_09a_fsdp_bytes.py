@@ -126,6 +126,17 @@ def test_tpu_gathers_some_weights_in_bfloat16_and_pads_what_it_scatters(page):
     assert tpu["all-reduce", "float32"] == page.predicted["all-reduce"]
 
 
+def test_of_the_large_model_the_tpu_gathers_nearly_all_weights_in_bfloat16():
+    """The compiler for TPU v5e gathers in bfloat16 what only matmuls read; the others do not."""
+    for compiler in ("cpu", "tpu", "gpu"):
+        rows = stored_program("fsdp-freed")[compiler]["moves"]
+        gathers = {row["dtype"]: row["wire"] for row in rows if row["kind"] == "all-gather"}
+        in_bfloat16 = gathers.get("bfloat16", 0) / sum(gathers.values())
+        assert in_bfloat16 > 0.99 if compiler == "tpu" else in_bfloat16 == 0
+    for name in ("fsdp-kept", "fsdp-freed"):
+        assert sent(name, "tpu") < sent(name, "gpu")
+
+
 def test_the_cell_prints_h100_and_tpu_under_their_names(page):
     """The last stored program that the cell prints is the one for TPU v5e."""
     assert (page.after("stored").name, page.after("stored").compiler) == ("TPU v5e", "tpu")

@@ -12,7 +12,6 @@ import pytest
 import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
-from meshscope._totals import BESIDE
 from pages import (
     BOOK,
     cells_of,
@@ -54,12 +53,12 @@ def test_c_over_w_of_the_published_peaks(page):
 
 
 def test_a_nic_for_each_gpu_needs_hardly_more_and_one_for_all_eight_times_as_many(page):
-    """Less than 13 % more between nodes than inside; and the picture's 4,096 tokens are enough."""
+    """Less than 13 % more between nodes than inside; one NIC for all needs eight times as many."""
     node, network, one = (
         page.machines[name].flops / page.machines[name].bandwidth
         for name in (NODE, NETWORK, ONE_NIC)
     )
-    assert one / network == 8 and network / node < 1.13 and node < 4096
+    assert one / network == 8 and network / node < 1.13
 
 
 @compiled_for_cpu
@@ -79,12 +78,12 @@ def test_by_the_peaks_a_gather_hides_from_c_over_w_tokens_on(page):
     assert f"{forward:,.0f}" == "2,198"
 
 
-def test_slower_matmuls_need_fewer_tokens_and_a_slower_network_more(page):
-    """At half of the matmuls' peak 1,099 tokens hide a gather; at 80 % of the network's, 2,747."""
+def test_slower_matmuls_need_fewer_tokens(page):
+    """At half of the matmuls' peak half as many tokens hide a gather."""
     flops, bandwidth = page.machines[NODE]
     once = in_a_pass("freed by a policy", 2, backward=False)
-    assert f"{tokens(*once, flops / 2, bandwidth):,.0f}" == "1,099"
-    assert f"{tokens(*once, flops, 0.8 * bandwidth):,.0f}" == "2,747"
+    at_peak = tokens(*once, flops, bandwidth)
+    assert tokens(*once, flops / 2, bandwidth) == pytest.approx(at_peak / 2)
 
 
 # The backward pass
@@ -158,47 +157,23 @@ def test_for_h100s_half_of_the_bytes_wait_and_half_are_sent_during_the_third_mat
     assert first.matmuls == () and second.matmuls == (2,)
 
 
-def test_the_words_of_the_table_are_those_of_the_instrument():
-    """Each with what stands between the two lines (tests/meshscope/test_overlap.py)."""
-    table = TEXT.split("| beside it | What stands between the two lines |\n")[1].split("\n\n")[0]
-    words = [row.split("`")[1] for row in table.splitlines()[1:]]
-    assert sorted(words) == sorted(BESIDE)
-
-
-def rows_of_switches():
-    """The table of switches: {switch: (forward, backward)}, as numbers."""
-    lines = TEXT.splitlines()
-    start = lines.index("| Switch | What it does | Forward | Backward |")
-    found = {}
-    for line in lines[start + 2 : start + 6]:
-        switch, _, *counts = [cell.strip() for cell in line.strip("|").split("|")]
-        found[switch] = [tuple(map(int, count.split(" of "))) for count in counts]
-    return found
-
-
-@pytest.mark.parametrize(
-    "program, switch",
-    [
-        ("overlap", "none"),
-        ("overlap-ahead", "`xla_gpu_pipeline_all_gather`, on"),
-        ("overlap-in-place", "`xla_gpu_enable_latency_hiding_scheduler`, off"),
-        ("overlap-unrolled", "`xla_gpu_enable_while_loop_double_buffering`, on"),
-    ],
-)
-def test_the_table_of_switches(program, switch):
-    """In each loop: how many gathers and scatters of a matrix have a matmul beside them, of how many."""
-    rows = stored_program(program)["gpu"]["schedule"]
-    ours = [(loop, matmuls) for loop, _, shape, matmuls in rows if shape in MATRICES]
-    counts = [[bool(matmuls) for loop, matmuls in ours if loop == number] for number in range(2)]
-    assert rows_of_switches()[switch] == [(sum(some), len(some)) for some in counts]
+def test_the_scheduler_that_hides_collectives_is_on_by_default():
+    """Without it two of the six have a matmul beside them, and by default three."""
+    counts = []
+    for program in ("overlap-in-place", "overlap"):
+        rows = stored_program(program)["gpu"]["schedule"]
+        beside = [bool(matmuls) for _, _, shape, matmuls in rows if shape in MATRICES]
+        assert len(beside) == 6
+        counts.append(sum(beside))
+    assert counts == [2, 3]
 
 
 # Flags
 
 
 def test_xla_knows_the_gpu_flags_of_the_page(page):
-    """The five of the cell, some of which the fold names."""
-    assert page.starts(*page.flags) and len(page.flags) == 5
+    """The four of the cell, which the list explains."""
+    assert page.starts(*page.flags) and len(page.flags) == 4
     for flag in page.flags:
         assert f"`{flag.partition('=')[0]}`" in TEXT
 
@@ -214,11 +189,6 @@ def test_the_switch_that_gathers_ahead_has_its_name_since_jax_0_11(page):
     known = page.starts("xla_gpu_pipeline_all_gather=on")
     assert known or jax.__version_info__ < (0, 11, 2)  # the oldest with it that we have tried
     assert not known or jax.__version_info__ >= (0, 11)
-
-
-def test_the_optimization_level_is_an_option_of_jax():
-    """It is not set until you set it."""
-    assert jax.config.jax_optimization_level == "UNKNOWN"
 
 
 # The order as written, experimental
@@ -249,26 +219,6 @@ def test_program_order_puts_a_barrier_between_each_step_and_the_next(page):
 
 
 @since_0_12
-def test_inside_a_group_the_order_is_left_to_the_compiler(page):
-    """Two products in a group have no barrier between them; without the group they have one."""
-
-    def twice(x_block_BD, w_DF):
-        return (x_block_BD @ w_DF) @ w_DF.T
-
-    def between(products):
-        def function(x_block_BD, w_DF, term_DF):
-            scatter = jax.lax.psum_scatter_start(term_DF, "data", tiled=True)
-            return products(x_block_BD, w_DF), scatter.done()
-
-        found = page.asked(page.program_order(function, enforce=True))
-        first = found.index("dot_general")
-        return found[first + 1 : found.index("dot_general", first + 1)]
-
-    assert BARRIER in between(twice)
-    assert between(page.program_order(twice, enforce=False)) == []
-
-
-@since_0_12
 def test_the_start_of_a_scatter_cannot_be_differentiated(page):
     """jax.grad raises NotImplementedError."""
 
@@ -296,7 +246,10 @@ print(lowered.compile().as_text())
 def test_the_compiler_for_cpu_takes_the_first_program_and_dies_of_the_second():
     """A synchronous reduce-scatter, or a segmentation fault; each in a process of its own."""
     (cell,) = [cell for cell in cells_of(PAGE) if cell.id == "program-order"]
-    start = "import many_devices\nmany_devices.setup()\n"
+    start = (
+        "import many_devices\nmany_devices.setup()\nimport jax, jax.numpy as jnp\n"
+        "P, auto = jax.P, (jax.sharding.AxisType.Auto,)\n"
+    )
     ended = []
     for function in ("beside_a_matmul", "ordered"):
         program = start + cell.source + COMPILE.format(function=function)

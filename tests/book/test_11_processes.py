@@ -35,25 +35,30 @@ def losses_in_the_notebook(page):
     return np.array([float(line) for line in said if not line.startswith("reads")])
 
 
+def quoted_blocks():
+    """The Python blocks of the page that are not executed: the beginning of a program."""
+    return re.findall(r"(?ms)^```python\n(.*?)^```$", source_of(PAGE).read_text("utf-8"))
+
+
 # Two processes, one mesh
 
 
 def test_the_page_quotes_the_lines_that_each_program_begins_with():
     """The block on the page is what the launcher writes at the top of each file."""
-    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```$", source_of(PAGE).read_text("utf-8"))
-    assert block.strip() == START.strip()
+    (begin,) = quoted_blocks()
+    assert begin.strip() == START.strip()
 
 
 def test_each_process_has_its_own_devices_and_sees_all(page):
     """Two processes of four devices each see the same eight, in one program."""
-    for number, life in enumerate(page.hello_lives):
+    for number, life in enumerate(page.hello_logs):
         assert life.code == 0 and life.log[0] == "connected" and life.log[-1] == "ended"
         assert lines(life)[:2] == [f"process {number} of 2", "4 of 8 devices are mine"]
 
 
 def test_each_holds_half_of_an_array_and_both_know_its_sum(page):
     """Each process holds half of x, and yet both print the sum of all 16 numbers."""
-    for number, life in enumerate(page.hello_lives):
+    for number, life in enumerate(page.hello_logs):
         mine = " ".join(map(str, range(8 * number, 8 * (number + 1))))
         assert lines(life)[2:] == [f"my numbers: {mine}", "the sum of all: 120.0"]
 
@@ -63,24 +68,17 @@ def test_each_holds_half_of_an_array_and_both_know_its_sum(page):
 
 def test_a_global_array_is_printed_by_shape_and_cannot_be_read(page):
     """print shows only shape and dtype, and np.asarray raises, because neither holds all of it."""
-    for life in page.look_lives:
-        assert lines(life)[:3] == [
+    for life in page.look_logs:
+        assert lines(life)[:2] == [
             "print: Array(shape=(16,), dtype=float32)",
-            "x.is_fully_addressable: False",
             "np.asarray: RuntimeError",
         ]
 
 
-def test_process_allgather_reads_all_of_it_in_every_process(page):
-    """multihost_utils.process_allgather(x, tiled=True), which all run, returns the whole array."""
-    for life in page.look_lives:
-        assert lines(life)[3] == "process_allgather: 120.0"
-
-
-def test_only_process_0_prints_the_message(page):
-    """Behind `if jax.process_index() == 0` process 0 prints what it already has."""
-    assert [len(lines(life)) for life in page.look_lives] == [5, 4]
-    assert lines(page.look_lives[0])[4].startswith("Fetching value for `jax.Array` that spans non-")
+def test_process_allgather_reads_all_of_it_and_process_0_alone_logs_it(page):
+    """process_allgather(x, tiled=True), which both run, returns the whole array; behind
+    `if jax.process_index() == 0` process 0 logs what it already has."""
+    assert [lines(life)[2:] for life in page.look_logs] == [["process_allgather: 120.0"], []]
 
 
 # Feed
@@ -88,7 +86,7 @@ def test_only_process_0_prints_the_message(page):
 
 def test_the_rows_of_a_process_follow_from_the_mesh(page):
     """Half of the rows on the first two meshes; all rows where the border cuts `model`."""
-    assert [lines(life) for life in page.rows_lives] == [
+    assert [lines(life) for life in page.rows_logs] == [
         [
             "8 rows, 0 to 7, on data",
             "8 rows, 0 to 7, on data x model",
@@ -102,64 +100,34 @@ def test_the_rows_of_a_process_follow_from_the_mesh(page):
     ]
 
 
+def all_rows_without_a_shape():
+    every_row = np.arange(16.0)
+    for names, shape in {("data",): (8,), ("model", "data"): (2, 4)}.items():
+        mesh = jax.make_mesh(shape, names, axis_types=(Auto,) * len(shape))
+        by_rows = jax.NamedSharding(mesh, jax.P("data"))
+        say(len(jax.make_array_from_process_local_data(by_rows, every_row)), *names)
+
+
+def test_without_the_global_shape_rows_double_where_processes_need_different_rows():
+    """Each passes all 16: 32 rows on a mesh with only `data`, 16 where both need all of them."""
+    for life in run_together(Job(all_rows_without_a_shape, 2, 4))[0]:
+        assert lines(life) == ["32 data", "16 model data"]
+
+
 def test_each_process_reads_only_its_share(page):
     """Two processes read half of the 64 rows of each batch, four a quarter."""
-    for lives, rows in [(page.two_lives, 32), (page.four_lives, 16)]:
+    for lives, rows in [(page.two_logs, 32), (page.four_logs, 16)]:
         for life in lives:
             assert lines(life)[::2] == [f"reads {rows} rows"] * page.given["steps"]
-
-
-def test_without_the_global_shape_the_batch_doubles(page):
-    """Each process passed all 16 rows, and the batch has 32: nothing is raised."""
-    for life in page.silent_lives:
-        assert life.code == 0 and lines(life)[0] == "a batch of 32"
-
-
-def test_copies_that_differ_are_called_replicated(page):
-    """0 in one process and 1 in the other, and is_fully_replicated is True."""
-    for number, life in enumerate(page.silent_lives):
-        mine = f"mine: [{number}. {number}. {number}.]"
-        assert lines(life)[1:] == ["is_fully_replicated: True", mine]
-
-
-def test_every_row_twice_is_the_same_loss(page):
-    """A step then works on every row twice: the same loss, for twice the work."""
-    mesh = page.data_mesh()
-    batch = images_BI[train][:64], labels_B[train][:64], np.ones(64, "float32")
-    twice = tuple(np.concatenate([part, part]) for part in batch)
-    step = page.compiled_step(mesh)
-    losses = [step(*page.new_state(mesh), rows)[2] for rows in (batch, twice)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-
-
-def test_with_the_global_shape_it_has_16_rows(page):
-    """With (16,) the batch has 16 rows even if each process passes all of them."""
-    for life in page.check_lives:
-        assert life.log[1:] == ["16 rows, their sum 120"]
-
-
-def test_assert_equal_finds_what_differs(page):
-    """multihost_utils.assert_equal raises in both processes, and shows both values."""
-    for life in page.check_lives:
-        assert life.code == 1 and "AssertionError: seeds differ" in life.errors
-        assert "[7 8]" in life.errors
 
 
 # The training step
 
 
-def test_a_device_stores_one_eighth_of_the_columns(page):
-    """new_state initialises the two matrices sharded, in pieces of one eighth of their columns."""
-    weights, momentum = page.new_state(page.data_mesh())
-    pieces = {name: w.addressable_shards[0].data.shape for name, w in weights.items()}
-    assert pieces == {"w_IF": (64, 32), "w_FV": (256, 2)}
-    assert all(not np.asarray(m).any() for m in momentum.values())
-
-
 def test_all_processes_of_a_run_have_the_same_losses(page):
     """Each process prints the same losses, to the last digit."""
-    assert (len(page.two_lives), len(page.four_lives)) == (2, 4)
-    for lives in (page.two_lives, page.four_lives):
+    assert (len(page.two_logs), len(page.four_logs)) == (2, 4)
+    for lives in (page.two_logs, page.four_logs):
         for life in lives:
             assert life.code == 0 and life.log == lives[0].log
 
@@ -168,7 +136,7 @@ def test_one_two_and_four_processes_have_the_same_losses(page):
     """The losses of this notebook, of two processes and of four are the same to rounding."""
     in_notebook = losses_in_the_notebook(page)
     assert len(in_notebook) == page.given["steps"] and in_notebook[-1] < in_notebook[0]
-    for lives in (page.two_lives, page.four_lives):
+    for lives in (page.two_logs, page.four_logs):
         np.testing.assert_allclose(losses_of(lives[0]), in_notebook, rtol=1e-5)
 
 
@@ -179,7 +147,25 @@ def test_the_first_loss_is_that_of_the_whole_model_on_the_first_64_rows(page):
     logits = hidden / (1 + np.exp(-hidden)) @ weights["w_FV"]
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     expected = -log_p[np.arange(64), labels_B[train][:64]].mean()
-    np.testing.assert_allclose(losses_of(page.two_lives[0])[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(losses_of(page.two_logs[0])[0], expected, rtol=1e-5)
+
+
+def test_a_step_is_that_of_one_device(page):
+    """Weights and momentum after one step, with the gradient of the same loss without sharding."""
+    mesh = page.data_mesh()
+    batch = images_BI[train][:64], labels_B[train][:64], np.ones(64, "float32")
+
+    def loss(weights):
+        logits_BV = jax.nn.silu(batch[0] @ weights["w_IF"]) @ weights["w_FV"]
+        return -jax.nn.log_softmax(logits_BV)[np.arange(64), batch[1]].mean()
+
+    weights, momentum = page.new_state(mesh)
+    before = jax.tree.map(np.asarray, weights)  # the step donates its inputs
+    gradient = jax.grad(loss)(before)
+    after, momentum, _ = page.compiled_step(mesh)(weights, momentum, batch)
+    for name, w in before.items():
+        np.testing.assert_allclose(momentum[name], gradient[name], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(after[name], w - 0.2 * gradient[name], rtol=1e-4, atol=1e-6)
 
 
 # Launch
@@ -187,13 +173,14 @@ def test_the_first_loss_is_that_of_the_whole_model_on_the_first_64_rows(page):
 
 def test_a_process_that_was_not_told_of_the_other_ends_with_code_1(page):
     """`expect` prints how many processes and devices were expected, and how many were found."""
-    assert page.alone.code == 1 and "found 1 and 4." in page.alone.errors
+    (alone,) = page.alone
+    assert alone.code == 1 and "found 1 and 4." in alone.errors
 
 
 def test_two_processes_that_know_each_other_go_on(page):
     """They find what they expected, and both go on."""
-    assert [life.code for life in page.both] == [0, 0]
-    assert all(life.log == ["connected", "as expected", "ended"] for life in page.both)
+    assert [life.code for life in page.right] == [0, 0]
+    assert all(life.log == ["connected", "as expected", "ended"] for life in page.right)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -51,28 +51,14 @@ def long_end(seconds):
     say("saved")
 
 
-def survive():
-    from jax.experimental.multihost_utils import live_devices
-
-    say("the sum:", float(spread().sum()))
-    if jax.process_index() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(7)  # until the coordinator has missed its heartbeats
-    with live_devices(jax.devices()) as alive:
-        say(f"{len(alive)} of {jax.device_count()} devices are left")
-    y = jax.device_put(np.arange(16.0), alive[0])
-    say("the sum on one of these:", float(y.sum()))
-
-
-def job(program, limits=LIMITS, devices=2, settings=None, **given):
-    return Job(program, 2, devices, (spread,), given, limits, settings or {}, dies=True)
+def job(program, limits=LIMITS, **given):
+    return Job(program, 2, 2, (spread,), given, limits, dies=True)
 
 
 JOBS = {
     "crash": job(crash),
     "long end": job(long_end, seconds=12),
     "long end, enough time": job(long_end, LIMITS | {"shutdown_timeout_seconds": 60}, seconds=6),
-    "survive": job(survive, devices=4, settings={"JAX_ENABLE_RECOVERABILITY": "1"}),
 }
 
 
@@ -210,7 +196,7 @@ def test_it_is_aborted_in_the_middle_of_its_work(lives):
     assert all("saved" in life.log for life in lives["long end, enough time"])
 
 
-# A barrier with a timeout, and those that go on
+# A barrier with a timeout
 
 
 def test_the_barrier_names_the_missing_process(page):
@@ -224,16 +210,6 @@ def test_the_barrier_names_the_missing_process(page):
 def test_after_the_barrier_both_end_with_code_1(page):
     """Both raise, and both reach the shutdown barrier in time."""
     assert codes(page.late_lives) == [1, 1]
-
-
-def test_with_recoverability_the_other_counts_and_uses_what_is_left(lives):
-    """After process 1 is killed, process 0 counts four devices and computes on one of them."""
-    assert codes(lives["survive"]) == [0, KILLED]
-    assert lives["survive"][0].log[1:-1] == [
-        "the sum: 120.0",
-        "4 of 8 devices are left",
-        "the sum on one of these: 120.0",
-    ]
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

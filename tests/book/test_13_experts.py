@@ -1,5 +1,6 @@
 """Chapter 13, "Mixture of experts", and its program in examples/experts.py."""
 
+import inspect
 import math
 from functools import partial
 from unittest import mock
@@ -11,10 +12,12 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+import printed
 from compared import assert_same
 from defined import functions, shown
 from many_devices.compiled import stored_program
-from pages import BOOK, cells_of, check_exercise, exercises_of
+from many_devices.experts import loss_of
+from pages import BOOK, cells_of, check_exercise, exercises_of, source_of
 
 PAGE = "13-experts"
 FILE = BOOK.parent / "examples" / "experts.py"
@@ -75,87 +78,6 @@ def test_the_untrained_router_is_unfair(page):
     assert popular.sum() == 1_024 and popular.max() > 10 * popular.min()
 
 
-# The load-balancing loss
-
-
-def test_the_balance_loss_is_1_for_an_equal_load_and_grows(page):
-    """1 if both are equal; larger if the favourites also get the routes, up to E/k."""
-    equal_BE = jnp.full((16, 8), 1 / 8)
-    each_BR = jnp.arange(32).reshape(16, 2) % 8
-    assert np.isclose(page.balance_of(equal_BE, each_BR), 1)
-    trained = page.balance_of(*page.route(page.x_BD, page.params["router_DE"])[::2])
-    assert trained > 1.1
-    rng = np.random.default_rng(0)
-    for k in (1, 2):
-        share_E = np.sort(rng.dirichlet(np.ones(8), 100) * 0.9 + 0.1 / 8)
-        prob_E = np.sort(rng.dirichlet(np.ones(8), 100))
-        assert np.all(8 * np.sum(share_E * prob_E, axis=1) >= 1)  # the same experts lead in both
-        favourites_BE = jnp.tile(jnp.arange(8) < k, (16, 1)) / k
-        favourites_BR = jnp.tile(jnp.arange(k), (16, 1))
-        assert np.isclose(page.balance_of(favourites_BE, favourites_BR), 8 / k)
-
-
-def test_where_they_disagree_the_balance_loss_can_be_below_1(page):
-    """Nine of ten routes to one expert by a narrow choice, and the tenth with certainty: 0.93."""
-    probs_BE = jnp.array(9 * [[0.51, 0.49]] + [[0.0, 1.0]])
-    assert round(float(page.balance_of(probs_BE, probs_BE.argmax(-1, keepdims=True))), 2) == 0.93
-
-
-def test_the_gradient_of_the_balance_loss_is_through_the_probability(page):
-    """The share is a count and has no gradient: the gradient is E times the share, over tokens."""
-    probs_BE, _, experts_BR = page.route(page.x_BD, page.params["router_DE"])
-    gradient = jax.grad(page.balance_of)(probs_BE, experts_BR)
-    share_E = np.bincount(np.ravel(experts_BR), minlength=8) / 1_024
-    np.testing.assert_allclose(gradient, np.tile(8 * share_E / 512, (512, 1)), rtol=1e-5)
-
-
-def test_on_eight_devices_the_balance_loss_is_over_all_tokens(page):
-    """With the pmean of both factors it is that of one device, value and gradient."""
-    similar_BD = page.x_BD[np.argsort(page.batch[1])]
-    route = partial(page.route, router_DE=page.params["router_DE"])
-
-    def on_one(x_BD):
-        probs_BE, _, experts_BR = route(x_BD)
-        return page.balance_of(probs_BE, experts_BR)
-
-    def on_eight(axes, x_block_BD):
-        probs_BE, _, experts_BR = route(x_block_BD)
-        return jax.lax.pmean(page.balance_of(probs_BE, experts_BR, axes), "expert")
-
-    def mapped(axes):
-        specs = dict(in_specs=P("expert"), out_specs=P())
-        return jax.value_and_grad(jax.shard_map(partial(on_eight, axes), mesh=page.mesh, **specs))
-
-    wanted, wanted_gradient = jax.value_and_grad(on_one)(similar_BD)
-    found, gradient = jax.jit(mapped(("expert",)))(similar_BD)
-    assert_same(found, wanted)
-    assert_same(gradient, wanted_gradient, atol=1e-8)
-    other, other_gradient = jax.jit(mapped(()))(similar_BD)
-    assert other > wanted + 0.01
-    assert not np.allclose(other_gradient, wanted_gradient, rtol=1e-2, atol=1e-7)
-
-
-def test_balanced_over_all_tokens_and_worst_on_each_device(page):
-    """Each device sure of its own expert: 1 over all tokens, E/k on every device, 4 on the page.
-
-    It is 1 because the mean probabilities are equal: wherever the second choices go, also if the
-    page's own `route` sends nearly all of them to one expert.
-    """
-    sure_BE = jnp.repeat(jnp.eye(8), 64, axis=0)  # 64 tokens for expert 0, then for 1, ...
-    first_BR = sure_BE.argmax(-1, keepdims=True)
-    _, _, routed_BR = page.route(1000 * sure_BE, jnp.eye(8))
-    assert np.bincount(np.ravel(routed_BR)).max() > 4 * np.bincount(np.ravel(routed_BR)).min()
-    second_BR = (first_BR + 1) % 8
-    for chosen_BR in first_BR, jnp.concatenate([first_BR, second_BR], -1), routed_BR:
-        k = chosen_BR.shape[-1]
-        own = jax.vmap(page.balance_of)(sure_BE.reshape(8, 64, 8), chosen_BR.reshape(8, 64, k))
-        assert page.balance_of(sure_BE, chosen_BR) == 1 and np.all(own == 8 / k)
-    assert page.experts_BR.shape[-1] == 2, "the page takes two experts"
-    chosen_BR = first_BR
-    halves = jax.vmap(page.balance_of)(sure_BE.reshape(2, 256, 8), chosen_BR.reshape(2, 256, 1))
-    assert np.allclose(halves, 2), "microbatches make the same mistake"
-
-
 # Queues and slots
 
 
@@ -166,9 +88,13 @@ def test_a_slot_counts_earlier_routes_to_the_same_expert(page):
     flat = experts_BR.ravel()
     expected = [int(np.sum(flat[:n] == flat[n])) for n in range(len(flat))]
     assert np.array_equal(page.slots_of(jnp.array(experts_BR), 5).ravel(), expected)
-    assert np.array_equal(
-        page.slots_of(jnp.array([[3, 1], [3, 2], [1, 3]]), 8), [[0, 0], [1, 0], [1, 2]]
+    table = printed.rows_of(source_of(PAGE).read_text("utf-8"), "token").values()
+    experts_BR, slots_BR = (
+        np.array([row[column].split(", ") for row in table], int) for column in ("experts", "slots")
     )
+    assert np.array_equal(experts_BR, [[3, 1], [3, 2], [1, 3]])
+    assert np.array_equal(slots_BR, [[0, 0], [1, 0], [1, 2]])
+    assert np.array_equal(page.slots_of(jnp.array(experts_BR), 8), slots_BR)
 
 
 def test_the_first_exchange_brings_own_experts_the_tokens_of_all_devices(page):
@@ -411,30 +337,6 @@ def test_what_a_token_gets_depends_on_the_others_of_its_device(page):
 # Gradients of the router
 
 
-def test_with_k_1_and_gates_that_sum_to_one_the_router_gets_no_gradient(page):
-    """k = 1, scaled: zero up to rounding. With the probability as the gate it is not."""
-    gradients = {k: jax.grad(page.size_of)(page.params["router_DE"], k) for k in (2, 1)}
-    sizes = {k: float(jnp.linalg.norm(g)) for k, g in gradients.items()}
-    assert sizes[2] > 1e-3 > 1e-6 > sizes[1]
-
-    def with_probability(router_DE):
-        probs_BE, _, experts_BR = page.route(page.x_BD, router_DE, 1)
-        y_BD, _, _ = page.dense_mixture(page.params | {"router_DE": router_DE}, page.x_BD, 1)
-        return jnp.mean((jnp.take_along_axis(probs_BE, experts_BR, 1) * y_BD) ** 2)
-
-    assert jnp.linalg.norm(jax.grad(with_probability)(page.params["router_DE"])) > 1e-3
-
-
-def test_the_balance_loss_hides_it(page):
-    """With the load-balancing loss, the same router has a gradient, and the loss falls."""
-    layer = partial(page.dense_mixture, k=1)
-    program = jax.jit(jax.value_and_grad(partial(page.loss_of, layer=layer), has_aux=True))
-    _, gradient = program(page.params, page.batch)
-    assert jnp.linalg.norm(gradient["router_DE"]) > 1e-4
-    _, history = page.train(program, page.params, page.batch, steps=5)
-    assert history[-1][0] < history[0][0] - 0.1
-
-
 def test_the_routers_gradient_is_checked_on_eight_devices_too(page):
     """Where nothing is dropped, the router's gradient is not small, and it is the dense one."""
     assert jnp.linalg.norm(page.gradient["router_DE"]) > 1e-3
@@ -529,9 +431,10 @@ def test_in_a_flax_model_experts_are_params_annotated_with_expert(page):
 
 
 def test_the_file_has_the_functions_of_the_page():
-    """Every function of examples/experts.py, except `main`, stands on the page as it is."""
+    """Every function of examples/experts.py is on the page as it is, or the page imports it."""
 
-    on_page = shown(PAGE, functions)
+    on_page = shown(PAGE, functions) | shown("13b-load-balance", functions)
+    on_page |= functions(inspect.getsource(loss_of))
     in_file = functions(FILE.read_text("utf-8"))
     del in_file["main"]
     assert in_file.keys() >= {"route", "mixture", "dense_mixture", "program_on", "capacity"}

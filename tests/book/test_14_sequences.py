@@ -1,7 +1,7 @@
 """Chapter 14, "Long sequences"."""
 
 import contextlib
-import math
+import importlib
 from functools import partial
 from unittest import mock
 
@@ -10,25 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pages import cells_of, check_exercise, exercises_of
-from traced import equations, waits_of
+from attentions import on_mesh, random_qkv
+from pages import BOOK, check_exercise, exercises_of
+from traced import waits_of
 
 PAGE = "14-sequences"
 P = jax.P
 VARIANTS = ["gather", "ring", "ulysses"]
-
-
-def random_qkv(seed):
-    """Random queries, keys and values of the page's sizes, whole."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    return [jax.random.normal(key, (2, 64, heads, 8)) for key, heads in zip(keys, (8, 4, 4))]
-
-
-def on_mesh(page, attend, held):
-    """One of the three kinds of attention, on blocks of both axes."""
-    block = P("data", "seq")
-    attend = partial(attend, held=held)
-    return jax.shard_map(attend, mesh=page.mesh, in_specs=block, out_specs=block)
 
 
 def test_loss_and_gradient_equal_those_of_one_device(page):
@@ -95,21 +83,6 @@ def test_tokens_may_be_in_any_order_that_held_knows(page):
             assert errors_of(page, getattr(page, name), held).max() < 1e-4, name
 
 
-def test_is_causal_counts_from_zero_on_every_device(page):
-    """After a gather, jax.nn needs `mask=`: with `is_causal=True` only the first device is right."""
-
-    def library(q, k, v, held, **options):
-        k, v = (jax.lax.all_gather(x, "seq", axis=1, tiled=True) for x in (k, v))
-        if not options:
-            mine_S = held(jax.lax.axis_index("seq"))
-            options = {"mask": mine_S[:, None] >= page.order_of(held)}
-        return jax.nn.dot_product_attention(q, k, v, **options)
-
-    assert errors_of(page, library, page.contiguous).max() < 1e-4
-    first, *others = errors_of(page, partial(library, is_causal=True), page.contiguous)
-    assert first < 1e-4 and min(others) > 0.1
-
-
 def test_bytes_follow_the_formulas_forward_and_backward(page):
     """Gather and ring send 2K(n - 1) per token and C, Ulysses (2H + 2K)(n - 1) / n; twice in all."""
     n, tokens, H, K, C = 4, 32, 8, 4, 8
@@ -122,7 +95,7 @@ def test_bytes_follow_the_formulas_forward_and_backward(page):
         back = sum(row.wire_bytes for row in rows if "transpose" in row.op_name)
         assert back == once, name
         assert page.sent(step) == 2 * once, name
-    assert (page.around, page.exchanged) == (2 * around, 2 * exchanged)
+    assert (page.ring_bytes, page.ulysses_bytes) == (2 * around, 2 * exchanged)
 
 
 def test_sent_counts_each_turn_of_a_loop(page):
@@ -138,7 +111,7 @@ def test_sent_counts_each_turn_of_a_loop(page):
     block = P("data", "seq")
     mapped = jax.shard_map(layers, mesh=page.mesh, in_specs=block, out_specs=block)
     q = jax.ShapeDtypeStruct((4, 64, 8, 8), "float32")
-    assert page.sent(jax.jit(mapped).lower(q).compile()) == 10 * page.around / 2
+    assert page.sent(jax.jit(mapped).lower(q).compile()) == 10 * page.ring_bytes / 2
 
 
 def pairs_of_tokens_in_view(page):
@@ -192,60 +165,6 @@ def test_ulysses_sends_less_from_eight_devices_on():
     assert min(n for n in range(1, 33) if n > 1 + 32 / 8 and 32 % n == 0 and 8 % n == 0) == 8
 
 
-def kept(page, attend, held):
-    """For each device: the tokens whose keys and values autodiff keeps, and how many bytes it keeps."""
-    block = P("data", "seq")
-    order = page.order_of(held)
-    whole = random_qkv(5)
-    sharding = jax.sharding.NamedSharding(page.mesh, block)
-    inputs = [jax.device_put(x[:, order], sharding) for x in whole]
-    mapped = on_mesh(page, attend, held)
-    _, pull = jax.vjp(mapped, *inputs)
-    leaves = [leaf for leaf in jax.tree.leaves(pull) if isinstance(leaf, jax.Array)]
-    shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
-    tokens, sizes = [], []
-    for device in page.mesh.devices[0]:
-        mine = [np.ravel(shard.data) for shard in shards if shard.device == device]
-        found = [np.isin(x[0], np.concatenate(mine)).all((1, 2)) for x in whole[1:]]
-        tokens.append([set(np.flatnonzero(x).tolist()) for x in found])
-        sizes.append(sum(x.nbytes for x in mine))
-    return tokens, sizes
-
-
-def checkpointed(page):
-    def attend(q, k, v, held):
-        return jax.checkpoint(partial(page.ring, held=held))(q, k, v)
-
-    return attend
-
-
-def test_training_keeps_every_block_of_the_ring(page):
-    """For the backward pass a device keeps all keys and values; with jax.checkpoint, its own alone."""
-    everything = set(range(64))
-    own = [set(page.contiguous(device).tolist()) for device in range(4)]
-    assert kept(page, page.ring, page.contiguous)[0] == 4 * [[everything, everything]]
-    freed, sizes = kept(page, checkpointed(page), page.contiguous)
-    assert freed == [[tokens, tokens] for tokens in own]
-    inputs = 1 * 16 * (8 + 4 + 4) * 8 * 4  # sequences, tokens and heads on a device, C, float32
-    assert sizes == 4 * [inputs]
-
-
-def test_in_training_the_ring_saves_little_over_the_gather(page):
-    """Autodiff keeps every block and all scores: at most a third less."""
-    ring = kept(page, page.ring, page.contiguous)[1]
-    gather = kept(page, page.gather, page.contiguous)[1]
-    scores = 8 * 16 * 64 * 4  # of a device, float32
-    assert min(ring) > scores and min(ring) > 2 / 3 * max(gather)
-
-
-def test_with_checkpoint_blocks_are_sent_again(page):
-    """The backward pass of a layer in jax.checkpoint sends the blocks of the forward pass again."""
-    again = page.compiled(checkpointed(page), page.contiguous)
-    assert page.sent(page.ring_step) == page.around
-    times = 1.5 if jax.__version_info__ >= (0, 11) else 1  # until 0.10, blocks were kept
-    assert page.sent(again) == times * page.around
-
-
 def test_no_message_waits_for_attention(page):
     """Forward, a block is sent before it is used; backward, no product waits for a gradient that travels."""
 
@@ -267,6 +186,44 @@ def test_no_message_waits_for_attention(page):
     assert {wait.messages for wait in products} == {0, 1, 2, 3}  # those of the forward pass alone
 
 
+def test_the_example_of_a_merge(page):
+    """Scores 1 and 2, and then 4: sums of 1.37 and 1, and merged 1.19, with the maximum 4."""
+    blocks = [jnp.array([1.0, 2.0]), jnp.array([4.0])]
+    one, two = [(x.max(), jnp.exp(x - x.max()).sum(), jnp.zeros(1)) for x in blocks]
+    assert (round(float(one[1]), 2), float(two[1])) == (1.37, 1)
+    top, total, _ = page.merge(one, two)
+    assert float(top) == 4 and round(float(total), 2) == 1.19
+
+
+def test_the_figures_show_who_has_what(page, monkeypatch):
+    """The blocks of keys after each message, and rows and columns before and after all_to_all."""
+    monkeypatch.syspath_prepend(BOOK / "figures")
+    figure = importlib.import_module("context_parallel")
+    n = figure.N
+    assert n == page.n
+    onward = [(device, (device + 1) % n) for device in range(n)]
+
+    def ring(mine):
+        held = [mine]
+        for _ in range(1, n):
+            held.append(jax.lax.ppermute(held[-1], "seq", onward))
+        return jnp.stack(held)
+
+    kept = jax.shard_map(ring, mesh=page.mesh, in_specs=P("seq"), out_specs=P(None, "seq"))
+    shown = [[figure.source_of(device, number) for device in range(n)] for number in range(n)]
+    assert kept(jnp.arange(n)).tolist() == shown
+
+    to_heads = partial(jax.lax.all_to_all, axis_name="seq", split_axis=1, concat_axis=0, tiled=True)
+    specs = {"in_specs": P("seq"), "out_specs": P(None, "seq")}
+    tiles = jnp.array([[figure.before(row, column) for column in range(n)] for row in range(n)])
+    found = jax.shard_map(to_heads, mesh=page.mesh, **specs)(tiles)
+    assert found.tolist() == tiles.tolist()  # the same tiles, by columns
+    for shard in found.addressable_shards:
+        (column,) = range(n)[shard.index[1]]
+        device = int(np.argwhere(page.mesh.devices == shard.device)[0, 1])
+        assert {figure.after(row, column) for row in range(n)} == {device}
+
+
 @contextlib.contextmanager
 def attention_replaced(page, replacement):
     """`unfinished_attention` is another function; what JAX has traced before, or now, is forgotten."""
@@ -274,24 +231,6 @@ def attention_replaced(page, replacement):
     with mock.patch.dict(page.ring.__globals__, unfinished_attention=replacement):
         yield
     jax.clear_caches()
-
-
-def largest_scores(page, attend, held):
-    """The largest number of scores for one sequence that are made at once on a device."""
-    shapes = [jax.ShapeDtypeStruct((2, 64, heads, 8), "float32") for heads in (8, 4, 4)]
-    traced = jax.make_jaxpr(on_mesh(page, attend, held))(*shapes)
-    # Two sequences on two devices, so that a device has one
-    return max(
-        math.prod(found.outvars[0].aval.shape) for found, _ in equations(traced.jaxpr, "exp")
-    )
-
-
-def test_scores_at_a_time(page):
-    """Gather makes H S/n S scores at a time, Ulysses H/n S S, the ring H (S / n) squared."""
-    S, H, n = 64, 8, 4
-    assert largest_scores(page, page.gather, page.contiguous) == H * (S // n) * S
-    assert largest_scores(page, page.ulysses, page.contiguous) == (H // n) * S * S
-    assert largest_scores(page, page.ring, page.contiguous) == H * (S // n) ** 2
 
 
 def largest_error(page, gradient):
@@ -329,28 +268,6 @@ def test_ulysses_needs_key_heads_divisible_by_devices(page):
     mapped = on_mesh(page, page.ulysses, page.contiguous)
     with pytest.raises(ValueError):
         mapped(q, k, k)
-
-
-def test_tokens_that_hide_a_message():
-    """L > 2 (F / W) (K / H): 1,099, 9,890 and 2,550 tokens, as the table says."""
-    for flops, wire, said in [(989e12, 450e9, 1099), (989e12, 50e9, 9890), (459e12, 90e9, 2550)]:
-        length = 2 * flops / wire / 4
-        assert round(length) == said
-        compute = 2 * said**2 * 4 / flops  # H C = 4 and K C = 1
-        assert math.isclose(compute, 4 * said / wire, rel_tol=1e-3)
-
-
-def test_ulysses_sends_least_where_the_table_says(page):
-    """Where n divides H and K, it sends less than the others from n > 1 + H / K on, and not before."""
-    choose = dict(page.variables)
-    solution = {tag: cell.source for cell in cells_of(PAGE) for tag in cell.tags}["solution-choice"]
-    exec(solution, choose)
-    for n in range(2, 33):
-        for H, K in [(32, 8), (8, 8), (32, 32), (64, 8)]:
-            chosen = choose["answer_choice"](1, n, H, K, 1e9)
-            less = (2 * H + 2 * K) * (n - 1) / n < 2 * K * (n - 1)
-            fits = H % n == 0 and K % n == 0
-            assert (chosen == "Ulysses") == (fits and less), (n, H, K)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -1,6 +1,8 @@
 """Chapter 15, "Serve from sharded weights: prefill, decode and a sharded KV cache"."""
 
 import importlib
+from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from flax import nnx
 import meshscope as ms
 from defined import functions, shown
 from fetched import fetched_by
+from many_devices import serving
 from pages import BOOK, cells_of, check_exercise, exercises_of
 
 PAGE = "15-serving"
@@ -56,7 +59,6 @@ def test_a_token_of_llama_8b_takes_131_072_bytes(page):
     h100 = 81_559 * 2**20  # bytes of an H100 with "80 GB", as nvidia-smi reports them
     assert f"{sixty / 1e9:.1f}" == "64.4" and 3.9 < sixty / stored < 4.1
     assert round((sixty + stored) / h100, 2) == 0.94
-    assert 59 == (80e9 - stored) // (8192 * page.token_bytes)
     L, H, K, C, itemsize = 32, 32, 8, 128, 2
     assert page.token_bytes == 2 * L * K * C * itemsize
     assert 4 * page.token_bytes == 2 * L * H * C * itemsize  # every query head had its own
@@ -82,7 +84,7 @@ def flax_llama(page, monkeypatch, weights):
     )
     mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=page.auto * 2)
     with jax.set_mesh(mesh):
-        model = llama.Llama(config, 0, nnx.Rngs(0))
+        model = llama.Llama(config, nnx.Rngs(0))
     variables = llama.by_path(nnx.state(model, nnx.Param))
     shapes = {path: variable.shape for path, variable in variables.items()}
     graphdef, state = nnx.split(model)
@@ -98,11 +100,21 @@ def test_the_names_are_the_paths_of_the_flax_model(page, monkeypatch):
 
 
 def test_the_model_is_that_of_bring_your_own_weights(page, monkeypatch):
-    """recompute gives the logits of the Flax Llama."""
+    """Prefill on eight devices gives the logits of the Flax Llama of examples/llama.py."""
+    model, mesh, _ = flax_llama(page, monkeypatch, page.trained)
+    with jax.set_mesh(mesh):
+        logits = model(jnp.asarray(page.prompts_BS))
+    wanted = logits[jnp.arange(page.B), page.length_B - 1]
+    _, found, _ = generated(page, page.with_copies, page.COPIES, steps=1)
+    np.testing.assert_allclose(found[:, 0], wanted, **EXACT)
+
+
+def test_the_reference_is_the_model_of_bring_your_own_weights(page, monkeypatch):
+    """What the companion runs without a cache gives the logits of examples/llama.py, of all positions."""
     model, mesh, _ = flax_llama(page, monkeypatch, page.trained)
     with jax.set_mesh(mesh):
         wanted = model(jnp.asarray(page.prompts_BS))
-    found = page.recompute(page.on_one, page.prompts_BS)
+    found = serving.without_cache(page.trained)(page.prompts_BS)
     np.testing.assert_allclose(found, wanted, **EXACT)
 
 
@@ -136,16 +148,6 @@ def test_device_put_fetches_what_differs_and_a_jitted_identity_nothing(page):
     assert sorted(fetched_by(lambda: jax.device_put(fresh, page.shardings))) == matrices
     fresh = jax.tree.map(jnp.copy, page.trained)
     assert fetched_by(lambda: page.move(fresh)) == []
-
-
-def test_the_move_gathers_whole_what_the_serving_mesh_divides_by_rows(page):
-    """The CPU's compiler: all eight pieces of the embedding, out and down, and of nothing else."""
-    rows = ms.collectives(page.move.lower(page.trained).compile(), page.serving)
-    gathers = [row for row in rows if row.kind == "all-gather"]
-    whole = sorted(row.shape for row in gathers if row.group_size == 8)
-    by_rows = {name for name, spec in page.SPECS.items() if len(spec) > 1 and spec[-2]}
-    assert by_rows == {"embed/embedding", "blocks/out/kernel", "blocks/down/kernel"}
-    assert whole == sorted(shapes_of(page)[name] for name in by_rows)
 
 
 def test_in_another_order_of_devices_device_put_fetches_nothing(page):
@@ -257,11 +259,12 @@ def test_divided_by_positions_the_logits_are_the_same(page):
 
 def test_the_reference_computes_each_row_alone(page):
     """A row with no padding and no other rows beside it gives the same tokens."""
+    logits_of = serving.without_cache(page.trained)
     for row in (2, 3):
         length = int(page.length_B[row])
         tokens = list(page.prompts_BS[row, :length])
         for step in range(3):
-            logits = page.recompute(page.on_one, np.array([tokens], "int32"))[0, -1]
+            logits = logits_of(np.array([tokens], "int32"))[0, -1]
             np.testing.assert_allclose(page.wanted_logits[row, step], logits, **EXACT)
             tokens.append(int(logits.argmax()))
 
@@ -381,9 +384,7 @@ def four_ways(page):
     exec(cells["check-rows"].rsplit("\n", 1)[0], variables)
     exec(cells["solution-rows"].rsplit("\n", 1)[0], variables)
 
-    def features(*given):
-        return attend_features(page, *given)
-
+    features = partial(attend_features, page)
     ways = [
         (page.attend_copies, page.COPIES),
         by_positions(page),
@@ -461,7 +462,7 @@ def test_at_the_same_position_only_the_longest_prompt_is_right(page):
     assert np.flatnonzero(page.off_B < 1e-4).tolist() == [3] and page.length_B[3] == 12
     assert np.delete(page.off_B, 3).min() > 0.5
     twelve = np.full(8, 12, "int32")
-    wanted = page.generate_uncached(page.on_one, page.prompts_BS, twelve, steps=2)
+    wanted = page.generate_uncached(page.trained, page.prompts_BS, twelve, steps=2)
     _, logits, _ = generated(page, page.with_copies, page.COPIES, steps=2, length_B=twelve)
     np.testing.assert_allclose(logits, wanted[1], **EXACT)
 
@@ -469,53 +470,12 @@ def test_at_the_same_position_only_the_longest_prompt_is_right(page):
 def test_not_donated_a_step_needs_a_second_cache(page):
     """The difference is all of the cache, and the line of the page catches it."""
     held = ms.memory(page.cache).bytes_per_device
-    donated, careless = (
+    donated, not_donated = (
         ms.memory(page.decode_program(forward, page.cache))
-        for forward in (page.with_copies, page.careless)
+        for forward in (page.with_copies, page.not_donated)
     )
-    assert careless.bytes_per_device - donated.bytes_per_device == held == 49_152
-    assert donated.aliased >= held > careless.aliased == 0
-
-
-def test_without_a_sharding_every_device_has_the_whole_cache(page):
-    """196,608 bytes in place of 49,152, and the same tokens."""
-    with jax.set_mesh(page.serving):
-        cache = {name: jnp.zeros(page.cache[name].shape) for name in "kv"}
-    assert all(array.is_fully_replicated for array in cache.values())
-    assert ms.memory(cache).bytes_per_device == 196_608
-    tokens, _, after = page.generate(
-        page.with_copies, page.weights, cache, page.prompts_BS, page.length_B, steps=2
-    )
-    np.testing.assert_array_equal(tokens, page.wanted_tokens[:, :2])
-    assert ms.memory(after).bytes_per_device == 49_152
-
-
-# What engines do
-
-
-def test_a_finished_row_can_be_replaced_while_the_others_go_on(page):
-    """start_B and count_B: a new prompt in row 0, one token in every other row."""
-    _, logits, cache = generated(page, page.with_copies, page.COPIES, steps=3)
-    fresh = np.array([7, 7, 9, 1], "int32")
-    tokens_BS = np.zeros((8, 12), "int32")
-    tokens_BS[:, 0] = page.wanted_tokens[:, 2]
-    tokens_BS[0, :4] = fresh
-    start_B, count_B = page.length_B + 2, np.ones(8, "int32")
-    start_B[0], count_B[0] = 0, 4
-    found, _ = page.with_copies(page.weights, cache, tokens_BS, start_B, count_B)
-    np.testing.assert_allclose(found[1:], page.wanted_logits[1:, 3], **EXACT)
-    wanted = page.recompute(page.on_one, fresh[None])[0, -1]
-    np.testing.assert_allclose(found[0], wanted, **EXACT)
-
-
-def test_a_cached_prefix_need_not_be_computed_again(page):
-    """A prompt in two parts: the second starts where the first ended."""
-    cache, zero = page.make_cache(page.COPIES), np.zeros(8, "int32")
-    six = np.full(8, 6, "int32")
-    _, cache = page.with_copies(page.weights, cache, page.prompts_BS[:, :6], zero, six)
-    found, _ = page.with_copies(page.weights, cache, page.prompts_BS[:, 6:], six, six)
-    wanted = page.recompute(page.on_one, page.prompts_BS)[:, -1]
-    np.testing.assert_allclose(found, wanted, **EXACT)
+    assert not_donated.bytes_per_device - donated.bytes_per_device == held == 49_152
+    assert donated.aliased >= held > not_donated.aliased == 0
 
 
 # The figure, the example, the exercises
@@ -529,11 +489,15 @@ def test_the_figure_shows_the_prompts_of_the_page(page, monkeypatch):
 
 
 def test_the_file_has_the_functions_of_the_pages():
-    """Every function of examples/serve.py, except `main`, is on this page or on 15a."""
-    on_page = shown(PAGE, functions) | shown(DIVIDED, functions)
+    """Every function of examples/serve.py is on this page, on 15a, or in the companion.
+
+    Its own are `main`, and `without_cache`, which takes the sizes of the file.
+    """
+    known = functions(Path(serving.__file__).read_text("utf-8"))
+    known |= shown(PAGE, functions) | shown(DIVIDED, functions)
     in_file = functions((EXAMPLES / "serve.py").read_text("utf-8"))
-    assert in_file.pop("main") and len(in_file) == 16
-    assert in_file == {name: on_page.get(name) for name in in_file}
+    assert in_file.pop("main") and in_file.pop("without_cache") and len(in_file) == 15
+    assert in_file == {name: known.get(name) for name in in_file}
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import meshscope as ms
-from defined import functions, shown
 
 PAGE = "15a-divide-cache"
 P = jax.P
@@ -98,6 +97,11 @@ def test_what_is_sent_does_not_grow_with_the_cache(page, times):
     assert sent(program, page.serving) == sent(page.program, page.serving)
 
 
-def test_write_is_that_of_chapter_15():
-    """The same statements on both pages."""
-    assert shown(PAGE, functions)["write"] == shown("15-serving", functions)["write"]
+def test_the_size_of_group_must_divide_the_positions(page):
+    """33 positions on two devices raise an error."""
+    cache = {
+        name: jnp.pad(array, ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0)))
+        for name, array in page.cache.items()
+    }
+    with pytest.raises(ValueError, match="divisible"):
+        page.divided(page.q_BSHC, page.k_BSKC, page.v_BSKC, cache, page.position_BS)

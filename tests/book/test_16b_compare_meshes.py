@@ -1,5 +1,6 @@
 """The page "Compare meshes before you have the chips": bytes, overlap, and the order of axes."""
 
+import json
 import math
 import tomllib
 from typing import NamedTuple
@@ -9,13 +10,61 @@ import pytest
 from jax._src import mesh_utils as mesh_utils_of_jax
 from jax.experimental import mesh_utils
 
+import meshscope as ms
 from many_devices import llama_step
 from many_devices.compiled import stored_program
+from meshscope._plan_outcome import outcome_of
 from pages import BOOK, check_exercise, exercises_of
 from stored_steps import GB, GIB, MESHES, made, needs, payload, sent
 
 PAGE = "16b-compare-meshes"
 AUTO = (jax.sharding.AxisType.Auto,) * 2
+
+
+# The ranking of a plan
+
+
+def stored_plans():
+    """The results of `meshscope plan` on 64 devices: {(compiler, table, replicas): outcome}."""
+    lines = (BOOK / "compiled" / "plans.jsonl").read_text("utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return {
+        (record["compiler"], record["table"], record["mesh"]["data"]): outcome_of(record)
+        for record in records
+    }
+
+
+def test_the_table_of_the_plan_is_that_of_the_stored_results():
+    """Memory of three compilers, and bytes by the formula, on H100 and on v5p, per device."""
+    plans, rows = stored_plans(), {"FSDP, 64": ("FSDP", 64)}
+    rows |= {f"HSDP, {n} × {64 // n}": ("HSDP", n) for n in (2, 4)}
+    text = (BOOK / "deeper" / f"{PAGE}.md").read_text("utf-8")
+    for name, (table, replicas) in rows.items():
+        cpu, gpu, tpu = (plans[one, table, replicas] for one in ("cpu", "gpu", "tpu"))
+        memory = [one.bytes_per_device for one in (cpu, gpu, tpu)]
+        sent = [sum(one.values()) for one in (cpu.expected, gpu.counted, tpu.counted)]
+        cells = " | ".join(f"{size / 1e9:.1f}" for size in memory + sent)
+        assert f"| {name} | {cells} |" in text
+        apart = [size / memory[0] for size in memory] + [size / sent[0] for size in sent]
+        exception = 1 if table == "FSDP" else 0
+        assert sum(abs(ratio - 1) > 0.1 for ratio in apart) == exception
+
+
+def test_fsdp_over_64_chips_of_v5p_is_made_of_all_reduces():
+    """No gather and no scatter is left, and 1.8 times as many bytes are sent."""
+    fsdp = stored_plans()["tpu", "FSDP", 64]
+    assert not {"all-gather", "reduce-scatter"} & {kind for kind, _ in fsdp.counted}
+    assert 1.8 < sum(fsdp.counted.values()) / sum(fsdp.expected.values()) < 1.9
+
+
+def test_these_three_are_the_first_of_the_ranking():
+    """By time at the peaks of H100, to three digits, and then by memory."""
+    chip, plans = ms.CHIPS["h100"], stored_plans()
+    fits = [one for (by, *_), one in plans.items() if by == "cpu" and one.fits(chip.hbm)]
+    made = ms.Plan((), chip, chip.hbm, "cpu", 64)
+    fits.sort(key=lambda one: (float(f"{made.step_seconds(one):.3g}"), one.bytes_per_device))
+    first = [(one.table, one.mesh["data"]) for one in fits[:3]]
+    assert first == [("FSDP", 64), ("HSDP", 2), ("HSDP", 4)]
 
 
 # What is sent
@@ -56,7 +105,8 @@ def test_the_table_of_strategies(page):
     for name in ROWS:
         sizes = needs(name), *page.sent_and_exposed(stored_program(name))
         rows[name] = tuple(f"{size / GB:.1f}" for size in sizes)
-    assert rows == ROWS and [f"ahead-{name}" for name in page.ranked] == list(ROWS)
+    assert rows == ROWS
+    assert list(page.meshes.values()) == [name for name in ROWS if "v5e" in name]
 
 
 ROWS = {

@@ -174,16 +174,18 @@ def test_what_load_returned_is_the_model(page):
 
 
 def test_an_abstract_mesh_has_no_devices(page):
-    """A target by eval_shape on an Explicit mesh raises."""
+    """A target by eval_shape on an Explicit mesh raises outside set_mesh."""
     raised = said(ocp.load, page.disk / "run", page.types)
     assert "Resource axis: data of P('data', 'model') is not found in mesh: ()" in raised
 
 
-def test_with_a_concrete_mesh_the_array_comes_back_typed(page):
-    """All numbers come back, and the type names both axes."""
-    typed = load(page, like=page.after("rebind").target)
-    assert str(jax.typeof(typed)) == "float32[8@data,8@model]"
-    np.testing.assert_array_equal(typed, saved())
+def test_inside_set_mesh_the_array_comes_back_typed(page):
+    """All numbers come back, and the type names both axes; so they do with a mesh in the target."""
+    spec = page.types["w"].sharding.spec
+    target = page.types["w"].update(sharding=jax.NamedSharding(page.explicit_mesh, spec))
+    for typed in (page.typed_w, load(page, like=target)):
+        assert str(jax.typeof(typed)) == "float32[8@data,8@model]"
+        np.testing.assert_array_equal(typed, saved())
 
 
 def warned(page, like):

@@ -182,6 +182,51 @@ def test_the_sharded_weights_are_gathered_once_and_the_gradients_summed_once(pag
     assert set(page.totals) == {"all-gather", "all-reduce"}
 
 
+@compiled_for_cpu
+def test_with_checkpoint_around_each_block_its_weights_are_gathered_twice_and_not_kept(page):
+    """Without, a device comes to hold nearly all weights whole; with, all but those of one block
+    are free, and the weights of both blocks are gathered a second time."""
+    dropped = with_fault(
+        cells_of(PAGE),
+        "            x_BSD = block(x_BSD)",
+        "            x_BSD = jax.checkpoint(lambda block, x_BSD: block(x_BSD))(block, x_BSD)",
+    )
+    in_blocks = 4 * sum(
+        w.size
+        for path, w in nnx.to_flat_state(nnx.state(page.model.blocks, nnx.Param))
+        if path[-1] == "kernel"
+    )
+    assert in_blocks + 2 * 4 * 256 * 64 == page.totals["all-gather"].payload_bytes  # each once
+    with run(PAGE, cells=dropped, until="moves") as other:
+        gathered = other.totals["all-gather"].payload_bytes
+        assert gathered == page.totals["all-gather"].payload_bytes + in_blocks
+        freed = [ms.memory(it.lowered.compile()).temporaries for it in (page, other)]
+    assert freed[0] > page.weight_bytes and freed[0] - freed[1] > in_blocks / 2
+
+
+def test_a_target_has_the_shardings_that_set_metadata_recorded(page):
+    """Resuming reads them too: without set_metadata, every weight of the target is whole."""
+
+    def target_of(page):
+        model, _ = nnx.merge(*nnx.get_abstract_model(page.make, page.mesh))
+        return dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
+
+    for path, weight in target_of(page).items():
+        wanted = jax.NamedSharding(page.mesh, jax.P(*page.spec_of(path)))
+        assert weight.sharding.is_equivalent_to(wanted, weight.ndim), path
+    line = "        weight.set_metadata(out_sharding=spec)\n"
+    with run(PAGE, cells=with_fault(cells_of(PAGE), line, ""), until="make") as without:
+        assert all(weight.sharding.is_fully_replicated for weight in target_of(without).values())
+
+
+def test_a_vocabulary_that_the_devices_do_not_divide_leaves_the_embedding_whole():
+    """The rule for the embedding needs a V that eight devices divide, so 50,257 is padded."""
+    cells = with_fault(cells_of(PAGE), "Transformer(V=256,", "Transformer(V=257,")
+    with run(PAGE, cells=cells, until="make") as page:
+        assert page.model.embed.embedding.sharding.is_fully_replicated
+    assert 50_257 % 8
+
+
 def test_the_file_trains_on_one_and_on_two_devices(tmp_path, capsys, monkeypatch):
     """examples/own_model.py, called as its head says."""
     program = program_at(FILE)

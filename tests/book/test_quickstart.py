@@ -236,3 +236,15 @@ def test_a_forgotten_optimizer_still_lowers_the_loss(page):
         model, loss = forgetful(model, optimizer, page.x_BD, np.sort(page.x_BD))
         losses.append(float(loss))
     assert losses == sorted(losses, reverse=True) and optimizer.step[...] == 0
+
+
+def test_out_shardings_tell_that_the_optimizer_is_missing(page):
+    """With the page's out_shardings, a step that does not return the optimizer raises an error."""
+
+    def forgetful(model, optimizer, x_BD, y_BD):
+        model, _, loss = page.flax_step(model, optimizer, x_BD, y_BD)
+        return model, loss
+
+    run = jax.jit(forgetful, out_shardings=(*page.shardings, None))
+    with pytest.raises(ValueError, match="out_shardings"):
+        run(page.model, page.optimizer, *page.batch)

@@ -7,6 +7,7 @@ import pytest
 
 from bookkit.model.book import Book, Problem
 from bookkit.model.entries import LIST_BEGINS, LIST_ENDS
+from bookkit.model.package import Wheel
 from bookkit.words import sync
 from toy import FRONT, ROOT
 
@@ -41,12 +42,19 @@ def book(tmp_path):
 def test_pages_get_the_setup_cell_and_notebooks_follow(book, monkeypatch):
     cell = book.root / "setup_cell.py"
     monkeypatch.setattr(sync, "has_package", lambda root: True)
-    monkeypatch.setattr(sync, "requirement", lambda root: (root / "requires", "a wheel\n"))
+    monkeypatch.setattr(
+        sync, "build_wheel", lambda root: Wheel("meshscope-9-py3-none-any.whl", b"")
+    )
+    monkeypatch.setattr(sync, "requirement", lambda root, wheel: (root / "requires", wheel.name))
+    asked = f"{'0' * 64}/meshscope-1-py3-none-any.whl#sha256={'1' * 64}"
+    book.source("book/00-intro").write_text(f"# Intro\n\npip install {book.site}wheels/{asked}\n")
     monkeypatch.setattr(sync, "pinned", lambda root: (cell, "# @title Setup\nnew = 1\n"))
     sync.main([], book.root)
     setup, own = nbformat.read(book.notebook("book/01-toy"), 4).cells[1:]
     assert setup.source == "# @title Setup\nnew = 1" and setup.metadata.cellView == "form"
     assert own.source == "own = 3" and cell.read_text() == "# @title Setup\nnew = 1\n"
+    installed = book.source("book/00-intro").read_text()
+    assert "/meshscope-9-py3-none-any.whl#sha256=e3b0c44298fc" in installed
     sync.main(["--check"], book.root)
 
 

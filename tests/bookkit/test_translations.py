@@ -79,7 +79,7 @@ CODE_SPAN = r"(?<!`)`[^`]+`(?!`)"
 BREAKS = {  # how: (what, by what, of which kind, check, what it says, in which English)
     "a link dropped": (r"\[([^\]]+)\]\(http[^)]+\)", r"\1", "text", "link", "lacks http", ""),
     "a link's address": (r"\]\(https?://", "](https://x.", "text", "link", "lacks http", ""),
-    "a number changed": (r"\b2026\b", "2025", "text", "number", "2026", "2026"),
+    "a number changed": (r"(?<!-)\b2026\b", "2025", "text", "number", "2026", "2026"),
     "a small number": (r"(?<= )8(?= 個裝置)", "7", "text", "number", "7 is not in", "eight devices"),
     "a word's number": (r"(?<= )8(?= 個裝置)", "幾",
         "text", "number", "says 8 in words", "^[^8]*eight devices[^8]*$"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -274,12 +274,14 @@ class Judged:
     clipboard: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-async def examine(context: BrowserContext, site: str, file: str, judged: Judged) -> list[str]:
+async def examine(
+    context: BrowserContext, site: str, file: str, judged: Judged, axe: bool
+) -> list[str]:
     """Everything that is wrong with one page; one that the browser lost is visited once more."""
     for _ in range(2):
         page = await context.new_page()
         try:
-            return await asyncio.wait_for(examined(page, site + file, site, judged), LONGEST)
+            return await asyncio.wait_for(examined(page, site + file, site, judged, axe), LONGEST)
         except TimeoutError:
             continue
         finally:
@@ -287,7 +289,7 @@ async def examine(context: BrowserContext, site: str, file: str, judged: Judged)
     return [f"the page did not answer for {LONGEST} seconds, twice"]
 
 
-async def examined(page: Page, url: str, site: str, judged: Judged) -> list[str]:
+async def examined(page: Page, url: str, site: str, judged: Judged, axe: bool) -> list[str]:
     wrong = watch(page, site)
     try:
         await visit(page, url)
@@ -299,7 +301,7 @@ async def examined(page: Page, url: str, site: str, judged: Judged) -> list[str]
                 folds(page, judged.folds), copying(page, judged.clipboard), printing(page)
             ]  # fmt: skip
         checks.append(width(page))
-        if new:
+        if new and axe:
             checks += [colours(page, judged.colours), structure(page)]
         for check in checks:
             wrong += [what async for what in check]
@@ -310,8 +312,13 @@ async def examined(page: Page, url: str, site: str, judged: Judged) -> list[str]
     return wrong
 
 
-async def survey(browser: Browser, site: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """What is wrong with each of these files; two contexts for each processor share one browser."""
+async def survey(
+    browser: Browser, site: str, names: Iterable[str], axe: Container[str]
+) -> dict[str, list[str]]:
+    """What is wrong with each of these files; two contexts for each processor share one browser.
+
+    axe: the files that axe judges as well, which takes half of the time of a visit.
+    """
     queue, found, judged = iter(names), {}, Judged()
 
     async def visitor() -> None:
@@ -321,7 +328,7 @@ async def survey(browser: Browser, site: str, names: Iterable[str]) -> dict[str,
         )  # fmt: skip
         context.set_default_timeout(PATIENCE)
         for file in queue:
-            found[file] = await examine(context, site, file, judged)
+            found[file] = await examine(context, site, file, judged, file in axe)
         await context.close()
 
     await asyncio.gather(*(visitor() for _ in range(2 * (os.cpu_count() or 1))))

@@ -106,7 +106,7 @@ def served(tmp_path):
         for name in ("jax", "jaxlib", "flax"):  # the releases that are here
             text = re.sub(rf'"{name}==[\d.]+"', f'"{name}=={metadata.version(name)}"', text)
         requirement.write_text(text, "utf-8")
-        requirement.write_text(sync.requirement(root)[1], "utf-8")
+        requirement.write_text(sync.requirement(root, build_wheel(root))[1], "utf-8")
         _, cell = sync.pinned(root)
         for wheel in (build_wheel(root), build_wheel(root, COMPANION)):
             (folder / wheel.path).parent.mkdir(parents=True)

@@ -17,7 +17,7 @@ from llama_in_numpy import LLAMA3, SMALL, forward, layout, make, read_all
 
 import finetune
 import meshscope as ms
-from llama import by_path, check_names, load, merged, read_config
+from llama import add_adapters, by_path, check_names, load, merged, read_config
 from safetensors_io import BadWeights, open_directory, read, write_file, write_like
 
 ROOT = finetune.Path(__file__).parents[2]
@@ -34,7 +34,11 @@ def mesh_of(data, model):
 
 def loaded(folder, mesh, rank=0, with_orbax=None):
     reader = partial(read, open_directory(folder), with_orbax=with_orbax)
-    return load(reader, read_config(folder), mesh, rank)
+    model = load(reader, read_config(folder), mesh)
+    if rank:
+        with jax.set_mesh(mesh):
+            add_adapters(model, rank)
+    return model
 
 
 def bits(array):
@@ -586,15 +590,28 @@ def trained(folder, tokens, out, monkeypatch, capsys, *more):
     return capsys.readouterr().out
 
 
+def losses_in(said):
+    """The first and the last loss that the program prints."""
+    first, last = (float(word) for word in said.split() if word[1:2] == ".")
+    return first, last
+
+
+def test_two_meshes_train_alike(tokens, tmp_path, monkeypatch, capsys):
+    """On 2 × 4 and on 8 × 1 the losses agree, in float32: in bfloat16 they drift apart by percents."""
+    make(tmp_path / "model", torch_dtype="float32")
+    losses = [
+        losses_in(trained(tmp_path / "model", tokens, out, monkeypatch, capsys, "--model", model))
+        for out, model in [(tmp_path / "one", 4), (tmp_path / "two", 1)]
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
 def test_the_program_trains_merges_and_writes_what_others_read(
     small, tokens, tmp_path, monkeypatch, capsys
 ):
-    """On 2 × 4 and on 8 × 1: equal losses; the merged model is that with adapters, rounded."""
+    """The loss falls; the merged model is that with adapters, rounded to the files' dtype."""
     said = trained(small, tokens, tmp_path / "new", monkeypatch, capsys, "--model", 4)
-    other = trained(small, tokens, tmp_path / "other", monkeypatch, capsys, "--model", 1)
-    losses = [[float(word) for word in text.split() if word[1:2] == "."] for text in (said, other)]
-    np.testing.assert_allclose(*losses, rtol=2e-2)
-    first, last = losses[0]
+    first, last = losses_in(said)
     assert last < first - 0.1
     old, new = read_all(small), read_all(tmp_path / "new")
     assert {n: (t.shape, t.dtype) for n, t in old.items()} == {

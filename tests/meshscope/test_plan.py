@@ -36,6 +36,18 @@ def test_every_table_is_tried_on_each_mesh_that_it_can_tell_apart(plan):
     assert plan.devices == 8 and all(math.prod(one.mesh.values()) == 8 for one in plan.outcomes)
 
 
+def test_a_mesh_with_an_axis_inside_an_axis_of_the_torus_is_made_too(monkeypatch):
+    """`jax.make_mesh` raises where a mesh axis fills no axis of TPU links, as 8 x 8 on 4 x 4 x 4."""
+
+    def refuse(*sizes, **options):
+        raise NotImplementedError("set allow_split_physical_axes to True")
+
+    monkeypatch.setattr(jax, "make_mesh", refuse)
+    tables = {"DP": planned.TABLES["DP"]}
+    (outcome,) = ms.plan(planned.step, tables, 8, axes=planned.AXES).outcomes
+    assert outcome.where == "data 8" and not outcome.error and outcome.memory.arguments
+
+
 def test_a_program_with_written_collectives_sends_the_closed_form_to_the_byte(plan):
     assert not any(outcome.error for outcome in plan.outcomes)
     for outcome in plan.outcomes:

@@ -1,5 +1,6 @@
 """`python -m meshscope plan`: tables on stdout, a bar on stderr, sentences for what goes wrong."""
 
+import functools
 import json
 import os
 import re
@@ -137,7 +138,11 @@ def test_what_compiles_ends_with_the_command(folder, sent, code):
         STEP + WAITS + "\npathlib.Path('pid').write_text(str(os.getpid()))\n"
     )
     process = subprocess.Popen(
-        command("plan", "mine.py", "--devices", 8), cwd=folder, stderr=subprocess.DEVNULL
+        command("plan", "mine.py", "--devices", 8),
+        cwd=folder,
+        stderr=subprocess.DEVNULL,
+        # A shell that starts these tests in the background lets their processes ignore SIGINT.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     wait_for(folder / "waits")
     process.send_signal(sent)

@@ -225,8 +225,8 @@ def summary(judged: Sequence[Judged], about: dict[str, str], count: int) -> str:
     holding = [sum(one.holds.get(compiler, False) for one in judged) for compiler in COMPILERS]
     everywhere = sum(list(one.holds.values()) == [True] * len(COMPILERS) for one in judged)
     return (
-        f"{len(judged)} claims, of {count} programs: {everywhere} hold on all three compilers, "
-        f"{holding[1]} on TPU in all and {holding[2]} on GPU. Compiled on {about['date']} with JAX "
+        f"Of {len(judged)} claims about {count} programs, {everywhere} hold on all three compilers; in "
+        f"all, {holding[1]} hold on TPU and {holding[2]} on GPU. Compiled on {about['date']} with JAX "
         f"{about['jax']} for CPU; for TPU v5e with libtpu {about['libtpu']}, 16 chips as 4×4, 8 as 2×4, "
         f"4 as 2×2; for H100 with jax-cuda13-pjrt {about['jax-cuda13-pjrt']}, eight in one server."
     )

@@ -46,8 +46,8 @@ def text_of_output(output: NotebookNode) -> str:
 def executed(page: Page) -> Said:
     """The code of a page was executed as it stands, so that its outputs can be checked."""
     if page.chapter.code and page.executed is None:
-        how = f"run `bookkit execute {page.chapter.page}`"
-        yield 1, f"its code changed since it was executed: {how}, then look again"
+        how = f"run `.venv/bin/bookkit execute {page.chapter.page}`"
+        yield 1, f"its code has not been executed as it stands: {how}, then look again"
 
 
 @rule(CHAPTER, PAGE)

@@ -41,10 +41,10 @@ COMPANION = Package(
 REQUIREMENT = "companion/pyproject.toml"  # pins meshscope
 CELL = "companion/setup_cell.py"  # pins the companion
 CELL_HASH = re.compile(r'(?<=SHA256 = ")[0-9a-f]{64}(?=")')
-REQUIRED = re.compile(r"wheels/[0-9a-f]{64}/meshscope-[\w.+-]+\.whl#sha256=[0-9a-f]{64}")
 FOLDER = "wheels/"  # below the site's address
+FILE = re.compile(r"[0-9a-f]{64}/meshscope-[\w.+]+-py3-none-any\.whl")  # in that folder
+REQUIRED = re.compile(rf"{FOLDER}{FILE.pattern}#sha256=[0-9a-f]{{64}}")
 DATE = (2020, 2, 2, 0, 0, 0)  # of every file in the wheel
-FILE = re.compile(r"meshscope-[\w.+]+-py3-none-any\.whl")
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def build_wheel(root: Path, package: Package = MESHSCOPE) -> Wheel:
 
 
 def with_requirement(text: str, wheel: Wheel) -> str:
-    """The companion's pyproject.toml, which requires this wheel of meshscope and no other."""
+    """The text, which names this wheel of meshscope: as the companion's requirement, or in a command."""
     return REQUIRED.sub(f"{wheel.path}#sha256={wheel.sha256}", text)
 
 

@@ -1,7 +1,8 @@
 """For programs that read: each page once more as Markdown, and llms.txt, which lists them.
 
-A twin is what is in view: without the setup cell, folds, badges and outputs. llms.txt has the form of
-https://llmstxt.org; llms-full.txt holds the pages that *Next* leads through, one after the other.
+A twin is what is in view: without the setup cell, folds and badges, and with the text of outputs.
+llms.txt has the form of https://llmstxt.org; llms-full.txt holds the pages that *Next* leads through,
+one after the other.
 """
 
 import re
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 from sphinx.application import Sphinx
 
 from bookkit.model.book import Book, Language
 from bookkit.model.chapter import FOLD, FOLDED
+from bookkit.run.execute import found_in_cache
 
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.S)
 NOT_READ = re.compile(r"(?s)^\[!\[Open in Colab\].*?\n|<!--.*?-->\n*", re.M)
@@ -22,15 +25,33 @@ def in_view(text: str) -> str:
     return NOT_READ.sub("", FOLD.sub("", text)).strip()
 
 
+def shown(outputs: list[NotebookNode]) -> str:
+    """What a cell put out, as text; of an exception, its last line."""
+    found = ""
+    for output in outputs:
+        match output.output_type:
+            case "stream":
+                found += output.text
+            case "error":
+                found += f"{output.ename}: {output.evalue}\n"
+            case _:
+                found += f"{output.data.get('text/plain', '')}\n"
+    return found.strip("\n")
+
+
 def twin(book: Book, page: str, language: Language) -> str:
     """The page as Markdown, in its language where it has a notebook."""
     if page not in book.chapters:
         text = FRONT_MATTER.sub("", book.source(page).read_text("utf-8"))
         return in_view(text) + "\n"
+    cells = nbformat.read(book.notebook(page, language), as_version=4).cells
+    executed = found_in_cache(book, page)
     parts = []
-    for cell in nbformat.read(book.notebook(page, language), as_version=4).cells:
+    for cell, ran in zip(cells, executed.cells if executed else cells, strict=True):
         if cell.cell_type == "code" and not FOLDED & set(cell.metadata.get("tags", ())):
             parts.append(f"```python\n{cell.source.strip()}\n```")
+            if text := shown(ran.get("outputs", [])):
+                parts.append(f"```text\n{text}\n```")
         elif cell.cell_type == "markdown":
             parts.append(in_view(cell.source))
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -109,6 +109,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
             catalogue.parent.mkdir(parents=True, exist_ok=True)
             start = ("--no-translator", "--no-wrap", f"--locale={language.code}")
             run_gettext("msginit", *start, "-i", path, "-o", catalogue)
+        # gettext wraps the lines that name files; as polib writes them, a change is its own diff.
+        polib.pofile(str(catalogue), wrapwidth=0).save()
         now = catalogue_of(book, language)
         states = [now.state(entry.msgid) for entry in pot]
         print(

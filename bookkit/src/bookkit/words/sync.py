@@ -32,6 +32,7 @@ from bookkit.model.package import (
     CELL,
     COMPANION,
     REQUIREMENT,
+    Wheel,
     build_wheel,
     has_package,
     with_cell_hash,
@@ -44,10 +45,10 @@ CLAIMS = re.compile(r"\n*^✓ \d+ claims? on this page[^\n]*\n*\Z", re.M)
 SETUP_CELL = re.compile(r"(?ms)(^:tags: \[setup, hide-cell\]\n\n).*?(?=^```$)")
 
 
-def requirement(root: Path) -> tuple[Path, str]:
+def requirement(root: Path, meshscope: Wheel) -> tuple[Path, str]:
     """The companion's pyproject.toml, which requires the meshscope of this source."""
     path = root / REQUIREMENT
-    return path, with_requirement(path.read_text("utf-8"), build_wheel(root))
+    return path, with_requirement(path.read_text("utf-8"), meshscope)
 
 
 def pinned(root: Path) -> tuple[Path, str]:
@@ -71,9 +72,10 @@ def as_notebook(text: str) -> nbformat.NotebookNode:
 
 def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
     """Each file that is made, with what it should hold."""
-    setup = ""
+    setup, meshscope = "", None
     if has_package(book.root):
-        yield requirement(book.root)
+        meshscope = build_wheel(book.root)
+        yield requirement(book.root, meshscope)
         path, setup = pinned(book.root)
         yield path, setup
     for page in book.pages:
@@ -81,8 +83,9 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
         if not source.exists():
             continue  # another check says so
         text = source.read_text("utf-8")
-        if setup:
+        if meshscope:
             text = SETUP_CELL.sub(lambda found: found[1] + setup, text)
+            text = with_requirement(text, meshscope)  # where readers install it by hand
         if page == book.pages[0]:
             text = with_minutes(text, book)
         if page == INDEX:
@@ -136,7 +139,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     check, root = options.parse_args(arguments).check, root or find_root()
     book = Book(root)
     if has_package(root) and not check:  # first, because the companion's wheel is built from it
-        path, text = requirement(root)
+        path, text = requirement(root, build_wheel(root))
         path.write_text(text, "utf-8")
     stale = [
         (path, text)
