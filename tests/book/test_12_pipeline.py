@@ -30,9 +30,14 @@ def inputs_of(page, name="1F1B"):
 
 def mapped(page, name="1F1B"):
     """The step of a schedule, not compiled."""
+    return page.make_step(page.slots[name])
+
+
+def mapped_with_fsdp(page, name="1F1B"):
+    """The step of a schedule with FSDP on the other axis, not compiled."""
     batch = page.P(None, "data")
     return jax.shard_map(
-        partial(page.step, slots=page.slots[name]),
+        partial(page.fsdp_step, slots=page.slots[name]),
         mesh=page.mesh,
         in_specs=(page.spec, batch, batch, page.P(None, "stage")),
         out_specs=(page.P(), page.spec),
@@ -89,7 +94,7 @@ def test_ticks_that_nobody_uses_give_no_nan(page):
             page.params, page.x_MBD, page.target_MBD
         )
         wanted = jax.grad(lambda params: page.dense_loss(params))(page.params)
-        _, by_table = jax.jit(mapped(page))(*inputs_of(page))
+        _, by_table = mapped(page)(*inputs_of(page))
     for key, true in wanted.items():
         np.testing.assert_allclose(found[key], true, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(by_table[key], true, rtol=1e-4, atol=1e-5)
@@ -258,10 +263,16 @@ def test_ticks_4_and_5_are_as_the_page_reads_them_aloud(page):
 
 
 def test_both_schedules_have_the_loss_and_gradient_of_one_device(page):
-    """GPipe and 1F1B, with FSDP on the other axis, equal the dense model."""
-    assert list(page.results) == NAMES
-    for loss, gradient in page.results.values():
-        assert_dense(page, loss, gradient)
+    """GPipe and 1F1B, on the axis `stage` alone, equal the dense model."""
+    assert list(page.steps) == NAMES
+    for name, step in page.steps.items():
+        assert_dense(page, *step(*inputs_of(page, name)))
+
+
+def test_with_fsdp_both_schedules_have_the_loss_and_gradient_of_one_device(page):
+    """With FSDP on the other axis, `pipeline` is the same, and the loss and gradient are too."""
+    assert_dense(page, *page.with_fsdp)
+    assert_dense(page, *jax.jit(mapped_with_fsdp(page, "GPipe"))(*inputs_of(page, "GPipe")))
 
 
 def test_three_updates_are_those_of_the_dense_model(page):
@@ -270,7 +281,7 @@ def test_three_updates_are_those_of_the_dense_model(page):
     gradient_of = jax.jit(jax.grad(page.dense_loss))
     for _ in range(3):
         dense = jax.tree.map(lambda w, g: w - 0.05 * g, dense, gradient_of(dense))
-        _, gradient = page.programs["1F1B"](w, page.x_MBD, page.target_MBD, page.tables["1F1B"])
+        _, gradient = page.steps["1F1B"](w, page.x_MBD, page.target_MBD, page.tables["1F1B"])
         w = jax.tree.map(lambda w, g: w - 0.05 * g, w, gradient)
     for key, wanted in dense.items():
         np.testing.assert_allclose(w[key], wanted, rtol=1e-4, atol=1e-5)
@@ -283,10 +294,10 @@ def test_bfloat16_activations_are_kept_and_sent_as_bfloat16(page):
     half = jax.tree.map(lambda x: x.astype("bfloat16"), full)
     jaxpr = jax.make_jaxpr(mapped(page))(*half, table)
     text = str(jaxpr)
-    assert "bf16[4,4,32]" in text and "f32[4,4,32]" not in text.replace("bf16", "")
+    assert "bf16[4,8,32]" in text and "f32[4,8,32]" not in text.replace("bf16", "")
     sent = [eqn.outvars[0].aval for eqn, _ in equations(jaxpr.jaxpr, "ppermute")]
-    assert [(aval.shape, aval.dtype) for aval in sent] == 2 * [((4, 32), "bfloat16")]
-    _, gradient = jax.jit(mapped(page))(*half, table)
+    assert [(aval.shape, aval.dtype) for aval in sent] == 2 * [((8, 32), "bfloat16")]
+    _, gradient = mapped(page)(*half, table)
     for key, true in page.true_gradient.items():
         assert gradient[key].dtype == "float32"
         error = jnp.linalg.norm(gradient[key] - true)
@@ -306,8 +317,8 @@ def test_matmuls_of_each_operation(page):
 
 
 def test_a_device_holds_all_weights_and_gradients_of_its_stage(page):
-    """The loop reads the gathered weights of a stage, and carries gradients of the same shapes."""
-    jaxpr = jax.make_jaxpr(mapped(page))(*inputs_of(page)).jaxpr
+    """With FSDP, the loop reads the gathered weights of a stage, and carries gradients as large."""
+    jaxpr = jax.make_jaxpr(mapped_with_fsdp(page))(*inputs_of(page)).jaxpr
     (loop,) = [eqn for eqn, _ in equations(jaxpr, "scan") if eqn.params["length"] == 22]
     shapes = [var.aval.shape for var in loop.invars]
     for key, weight in page.params.items():
@@ -317,17 +328,17 @@ def test_a_device_holds_all_weights_and_gradients_of_its_stage(page):
 @compiled_for_cpu
 def test_weights_are_gathered_and_scattered_once_a_step(page):
     """Along `data` each weight is gathered once and its gradient scattered once, outside the loop."""
-    for name in NAMES:
-        moved = ms.collectives(page.programs[name], page.mesh)
-        for kind in ("all-gather", "reduce-scatter"):
-            rows = [row for row in moved if row.kind == kind]
-            assert len(rows) == 2
-            assert all(row.executions == 1 and row.axes == ("data",) for row in rows)
+    compiled = jax.jit(page.fsdp_mapped).lower(*inputs_of(page)).compile()
+    moved = ms.collectives(compiled, page.mesh)
+    for kind in ("all-gather", "reduce-scatter"):
+        rows = [row for row in moved if row.kind == kind]
+        assert len(rows) == 2
+        assert all(row.executions == 1 and row.axes == ("data",) for row in rows)
 
 
 def test_gradients_are_stored_as_the_weights_are(page):
-    """Each device has one eighth of the gradient: half of one stage's layers."""
-    for gradient in jax.tree.leaves(page.results["GPipe"][1]):
+    """With FSDP, each device has one eighth of the gradient: half of one stage's layers."""
+    for gradient in jax.tree.leaves(page.with_fsdp[1]):
         assert gradient.addressable_shards[0].data.size == gradient.size // 8
 
 
