@@ -2,7 +2,9 @@
 
 The lengths of the queues are those of the page's tokens. A column is a device, a row one queue of Q
 slots, filled as far as tokens are in it. A row is an expert, or after the first exchange the device
-that the tokens come from. Blue are the tokens of one device, grey those of the others.
+that the tokens come from. Blue are the tokens of one device, grey those of the others. A number says
+how many tokens are meant for a queue: at first for every queue, and then for the blue ones, which
+have at most Q.
 """
 
 import numpy as np
@@ -12,7 +14,7 @@ from page_cells import run_cells
 PAGE = run_cells("13-experts", "imports", "params", "route", "lengths", "capacity")
 LENGTHS = PAGE["lengths"]  # (devices, experts)
 Q = PAGE["capacity"](64, 1.25)
-N, LEFT, COLUMN, WIDE, ROW = 8, 55, 38.3, 31, 12  # devices; px
+N, LEFT, COLUMN, WIDE, ROW = 8, 53, 38.3, 20, 12  # devices; px: a slot is one wide
 FOLLOWED = 2  # the device whose tokens are blue
 
 
@@ -22,7 +24,7 @@ def queue(x, y, length, followed, overflows):
     used = WIDE * min(length, Q) / Q
     drawn = [rect(x, y, used, ROW - 2, *fill), frame(x, y, WIDE, ROW - 2, opacity=0.35)]
     if overflows:
-        drawn.append(rect(x + WIDE, y - 0.5, 3.5, ROW - 1, MODEL))
+        drawn.append(rect(x + WIDE, y - 0.5, 3, ROW - 1, MODEL))
     return drawn
 
 
@@ -40,6 +42,9 @@ def panel(y, title, first_row, lengths, followed, overflows=False):
             length = lengths[device][row]
             over = overflows and length > Q
             drawn += queue(x, y + 21 + ROW * row, length, followed(device, row), over)
+            if overflows or followed(device, row):
+                count = kept(str(length if overflows else min(length, Q)))
+                drawn.append(text(x + WIDE + 4, y + 30 + ROW * row, count, 11, bold=over))
     return drawn, y + 21 + ROW * N
 
 

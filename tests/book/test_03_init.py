@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from many_devices.checks import misplaced
 from many_devices.compiled import stored_memory, stored_payload
 from many_devices.helpers import attempt, put
 from pages import check_exercise, compiled_for_cpu, exercises_of
-from stored_moves import assert_each_step_of_the_scan_gathers
 
 PAGE = "03-init"
 P = jax.P
@@ -78,15 +78,15 @@ def test_misplaced_lists_what_is_not_sharded_as_annotated(page):
     """It lists nothing of the sharded block, and both weights of one made on one device."""
     with nnx.use_eager_sharding(False):
         on_one_device = page.Block(page.small, nnx.Rngs(0))
-    assert page.misplaced(page.block, page.mesh) == []
-    assert len(page.misplaced(on_one_device, page.mesh)) == 2
+    assert misplaced(page.block, page.mesh) == []
+    assert len(misplaced(on_one_device, page.mesh)) == 2
 
 
 def test_a_compiled_constructor_keeps_its_shardings(page):
     """Eager sharding was on when it was traced, so switched off later it changes nothing."""
     with jax.set_mesh(page.mesh), nnx.use_eager_sharding(False):
         again = page.create()
-    assert page.misplaced(again, page.mesh) == []
+    assert misplaced(again, page.mesh) == []
 
 
 def normal(rows, columns):
@@ -244,12 +244,6 @@ def test_the_check_does_not_see_a_copy_made_in_parts(page):
     assert ms.memory(program).temporaries > 4 * 256 * 256
 
 
-def test_exclude_lets_a_value_pass(page):
-    """assert_no_full_copy has an argument for values that are not weights."""
-    program = page.compiled(page.orthogonal)
-    ms.assert_no_full_copy(program, page.w_DD, exclude="*")
-
-
 # Stacks
 
 
@@ -258,7 +252,7 @@ def test_the_stack_has_an_entry_for_the_layers(page):
     stack = page.stack
     assert stack.w_DF.out_sharding == (None, "data", "model") == (None, *page.small.axes_DF)
     assert stack.w_FD.out_sharding == (None, "model", "data")
-    assert stack.w_DF.shape == (6, 64, 512) and page.misplaced(stack, page.mesh) == []
+    assert stack.w_DF.shape == (6, 64, 512) and misplaced(stack, page.mesh) == []
     assert ms.memory(stack).bytes_per_device == 6 * 32_768
     assert not np.array_equal(stack.w_DF[0], stack.w_DF[1])
 
@@ -289,7 +283,7 @@ def test_the_recipe_works_for_a_list_of_blocks(page):
     with jax.set_mesh(page.mesh):
         tower = jax.jit(lambda: make_list(page, replace(page.small, L=2)))()
     first, second = tower.blocks
-    assert page.misplaced(tower, page.mesh) == [] and len(jax.tree.leaves(tower)) == 4
+    assert misplaced(tower, page.mesh) == [] and len(jax.tree.leaves(tower)) == 4
     assert second.w_DF.sharding.shard_shape((64, 512)) == (32, 128)
     assert not np.array_equal(first.w_DF, second.w_DF)
     x_BD = page.x_host
@@ -312,47 +306,6 @@ def test_the_program_of_a_list_grows_with_its_layers(page):
     ]
     of_stack = [lines(page.run_stack, page.make_stack, layers) for layers in (6, 48)]
     assert of_list[1] > 5 * of_list[0] and of_stack[1] == of_stack[0] < of_list[1] / 2
-
-
-def test_plain_vmap_leaves_the_annotations_behind(page):
-    """Of jax.vmap, and nnx.vmap without metadata, arrays are right and annotations have two entries."""
-    make = jax.jit(nnx.vmap(page.make_layer))
-    with jax.set_mesh(page.mesh):
-        without_metadata = make(nnx.Rngs(0).split(page.small.L))
-    for stack in (page.by_jax_vmap, without_metadata):
-        assert stack.w_DF.out_sharding == page.small.axes_DF
-        assert len(page.misplaced(stack, page.mesh)) == 2
-        assert stack.w_DF.sharding.is_equivalent_to(page.stack.w_DF.sharding, 3)
-        np.testing.assert_array_equal(stack.w_DF, page.stack.w_DF)
-
-
-def test_readers_of_such_annotations_shard_the_wrong_dimensions(page):
-    """From the annotations L and D would be sharded, in place of D and F."""
-    state = nnx.state(page.by_jax_vmap)
-    read = nnx.get_named_sharding(state, page.mesh)["w_DF"].get_value()
-    assert read.shard_shape((6, 64, 512)) == (3, 16, 512)
-    assert page.stack.w_DF.sharding.shard_shape((6, 64, 512)) == (6, 32, 128)
-
-
-def test_partition_name_writes_the_annotation_only(page):
-    """With "data" as PARTITION_NAME the annotation says so, and the arrays' layers stay whole."""
-    config = replace(page.small, axes_DF=(None, "model"), axes_FD=("model", None))
-    named = nnx.vmap(
-        lambda rngs: page.Block(config, rngs), transform_metadata={nnx.PARTITION_NAME: "data"}
-    )
-    with jax.set_mesh(page.mesh):
-        stack = jax.jit(named)(nnx.Rngs(0).split(page.small.L))
-    assert stack.w_DF.out_sharding == ("data", None, "model")
-    assert stack.w_DF.sharding.shard_shape((6, 64, 512)) == (6, 64, 128)
-
-
-# Which dimension of a stack to shard
-
-
-@pytest.mark.parametrize("compiler, size", [("gpu", 4), ("tpu", 2)])
-def test_layers_over_data_are_gathered_in_each_step(compiler, size):
-    """Compiled for H100 and TPU v5e, the scan gathers six times six layers, and with features six."""
-    assert_each_step_of_the_scan_gathers(compiler, size)
 
 
 # Activations

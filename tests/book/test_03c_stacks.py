@@ -1,14 +1,17 @@
-"""Deeper page to chapter 3, "FSDP of a stack: which dimension to shard": what it counts is true."""
+"""Deeper page to chapter 3, "A stack of layers: which dimension to shard, and how to annotate it"."""
+
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import meshscope as ms
 from many_devices.checks import misplaced
 from many_devices.compiled import stored_payload
 from many_devices.helpers import put
-from many_devices.stack import run_stack
+from many_devices.stack import Block, run_stack, small
 from pages import check_exercise, compiled_for_cpu, exercises_of
 from stored_moves import assert_each_step_of_the_scan_gathers
 
@@ -97,6 +100,38 @@ def test_the_gathered_shapes_tell_the_two_stacks_apart(page):
     assert [shape[0] for shape in shapes["layers"]] == [6, 6]
     assert not any(6 in shape for shape in shapes["features"])
     assert sorted(page.shapes) == shapes["features"]  # printed last
+
+
+def test_plain_vmap_leaves_the_annotations_behind(page):
+    """Of jax.vmap, and nnx.vmap without metadata, arrays are right and annotations have two entries."""
+    make = jax.jit(nnx.vmap(page.make_layer))
+    with jax.set_mesh(page.mesh):
+        without_metadata = make(nnx.Rngs(0).split(small.L))
+    for stack in (page.by_jax_vmap, without_metadata):
+        assert stack.w_DF.out_sharding == small.axes_DF
+        assert len(misplaced(stack, page.mesh)) == 2
+        assert stack.w_DF.sharding.is_equivalent_to(page.stack.w_DF.sharding, 3)
+        np.testing.assert_array_equal(stack.w_DF, page.stack.w_DF)
+
+
+def test_readers_of_such_annotations_shard_the_wrong_dimensions(page):
+    """From the annotations L and D would be sharded, in place of D and F."""
+    state = nnx.state(page.by_jax_vmap)
+    read = nnx.get_named_sharding(state, page.mesh)["w_DF"].get_value()
+    assert read.shard_shape((6, 64, 512)) == (3, 16, 512)
+    assert page.stack.w_DF.sharding.shard_shape((6, 64, 512)) == (6, 32, 128)
+
+
+def test_partition_name_writes_the_annotation_only(page):
+    """With "data" as PARTITION_NAME the annotation says so, and the arrays' layers stay whole."""
+    config = replace(small, axes_DF=(None, "model"), axes_FD=("model", None))
+    named = nnx.vmap(
+        lambda rngs: Block(config, rngs), transform_metadata={nnx.PARTITION_NAME: "data"}
+    )
+    with jax.set_mesh(page.mesh):
+        stack = jax.jit(named)(nnx.Rngs(0).split(small.L))
+    assert stack.w_DF.out_sharding == ("data", None, "model")
+    assert stack.w_DF.sharding.shard_shape((6, 64, 512)) == (6, 64, 128)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -40,6 +40,18 @@ def forward(page, mesh, Q):
     return jax.jit(jax.shard_map(layer, mesh=mesh, **specs))
 
 
+# Four tokens and two experts
+
+
+def test_the_router_sends_three_of_four_tokens_to_expert_0(page):
+    """The larger of two features decides, by a softmax of the two."""
+    scores = np.exp(np.array([[2, 0], [0, 1], [3, 1], [1, 0]]))
+    probs = scores / scores.sum(-1, keepdims=True)
+    four = page.after("four-tokens")
+    np.testing.assert_allclose(four.probs_BE, probs, rtol=1e-5)
+    assert four.expert_B.tolist() == [0, 1, 0, 0] == probs.argmax(-1).tolist()
+
+
 # The mixture on one device
 
 
@@ -88,13 +100,12 @@ def test_a_slot_counts_earlier_routes_to_the_same_expert(page):
     flat = experts_BR.ravel()
     expected = [int(np.sum(flat[:n] == flat[n])) for n in range(len(flat))]
     assert np.array_equal(page.slots_of(jnp.array(experts_BR), 5).ravel(), expected)
-    table = printed.rows_of(source_of(PAGE).read_text("utf-8"), "token").values()
-    experts_BR, slots_BR = (
-        np.array([row[column].split(", ") for row in table], int) for column in ("experts", "slots")
-    )
-    assert np.array_equal(experts_BR, [[3, 1], [3, 2], [1, 3]])
-    assert np.array_equal(slots_BR, [[0, 0], [1, 0], [1, 2]])
-    assert np.array_equal(page.slots_of(jnp.array(experts_BR), 8), slots_BR)
+    table = printed.rows_of(source_of(PAGE).read_text("utf-8"), "token")
+    told = [(int(token), int(row["expert"]), int(row["slot"])) for token, row in table.items()]
+    assert told == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 0, 2)]
+    tokens, experts, slots = zip(*told, strict=True)
+    assert np.array_equal(page.expert_B, experts) and np.array_equal(tokens, range(4))
+    assert np.array_equal(page.slots_of(page.expert_B[:, None], 2).ravel(), slots)
 
 
 def test_the_first_exchange_brings_own_experts_the_tokens_of_all_devices(page):
