@@ -1,7 +1,7 @@
 """Figure: the weights of ZeRO-1 over three steps, with free results and with constrained ones.
 
-Sizes are those of chapter 4's tiny model. book/deeper/04c-less-memory.md checks the bytes and the
-compilations.
+Sizes are those of chapter 4's tiny model. tests/book/test_04d_zero1_accumulation.py checks the
+bytes and the compilations.
 """
 
 from kit import DATA, INK, arrow, figure, frame, kept, line, rect, say, text, write

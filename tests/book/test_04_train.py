@@ -235,14 +235,13 @@ def test_losses_and_weights_agree_under_all_strategies(page):
     """All losses of an epoch agree to rounding, and so do the weights after it."""
     reference = page.runs["one device"]
     assert len(page.runs) == 5 and reference.losses[0] > 2.5 and reference.losses[-1] < 0.2
-    for run in page.runs.values():
-        assert apart([np.array(run.losses)], [np.array(reference.losses)]) < 1e-5
-        weights = zip(host(run.model), host(reference.model), strict=True)
-        assert max(np.abs(a - b).max() for a, b in weights) < 0.01 * 23 * 1e-3
-        assert run.optimizer.step[...] == 23
-    np.testing.assert_allclose(
-        page.runs["data parallel"].losses, page.trained.losses[:23], rtol=1e-5
-    )
+    assert page.runs["data parallel"] is page.trained  # which went on for four more epochs
+    for name, run in page.runs.items():
+        assert apart([np.array(run.losses[:23])], [np.array(reference.losses)]) < 1e-5
+        if name != "data parallel":
+            weights = zip(host(run.model), host(reference.model), strict=True)
+            assert max(np.abs(a - b).max() for a, b in weights) < 0.01 * 23 * 1e-3
+            assert run.optimizer.step[...] == len(run.losses) == 23
 
 
 def test_the_first_gradients_agree_under_all_strategies(page):
@@ -318,19 +317,15 @@ def test_for_h100_gradients_are_scattered():
 
 
 def test_for_cpu_gradients_are_summed_whole():
-    """The CPU's FSDP has no reduce-scatter: twice the bytes of data parallelism; on an H100 half
-    as much again, on a TPU a third more."""
+    """The CPU's FSDP has no reduce-scatter: it all-reduces all gradients."""
     found = moves("train-fsdp", "cpu")
     assert {kind for kind, _ in found} == {"all-gather", "all-reduce"}
     assert found["all-reduce", ("data",)][0] == WEIGHTS + 8
-    ratios = {c: sent("train-fsdp", c) / sent("train-dp", c) for c in ("cpu", "gpu", "tpu")}
-    assert 1.9 < ratios["cpu"] < 2.1 and 1.45 < ratios["gpu"] < 1.55
-    assert 1.3 < ratios["tpu"] < 1.35
-    on_tpu = moves("train-fsdp", "tpu")
-    assert on_tpu["reduce-scatter", ("data",)][0] == 4 * KERNELS * 16 // 12  # padded
-    assert f"{on_tpu['all-gather', ('data',)][1] / 1e6:.2f}" == "1.05"
-    assert f"{on_tpu['reduce-scatter', ('data',)][1] / 1e6:.2f}" == "1.41"
-    assert f"{on_tpu['collective-permute', ('data',)][1] / 1e6:.2f}" == "0.35"
+
+
+def test_on_an_h100_fsdp_sends_half_as_much_again():
+    """1.5 times the bytes of data parallelism: two gathers and a reduce-scatter, each half a sum."""
+    assert 1.45 < sent("train-fsdp", "gpu") / sent("train-dp", "gpu") < 1.55
 
 
 @pytest.mark.parametrize("compiler", ["gpu", "tpu", "cpu"])

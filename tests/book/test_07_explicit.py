@@ -222,13 +222,6 @@ def test_a_product_also_raises_where_an_axis_would_stand_twice(summed):
         spec_of(jnp.dot, x, v)
 
 
-@compiled_for_cpu
-def test_what_moves_for_an_accepted_product_is_the_compilers_choice(page):
-    """Compiled for CPU, c @ whole gathers c."""
-    found = traffic(jnp.dot, page.c_BD, page.whole_DF, mesh=page.mesh)
-    assert found.kinds == {"all-gather"}
-
-
 def test_auto_axes_hands_a_line_to_the_compiler(page):
     """A sort along a sharded dimension raises; handed over, it sorts, and is sharded as said."""
 

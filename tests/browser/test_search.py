@@ -27,7 +27,7 @@ QUESTIONS = [
     ("load checkpoint on fewer devices", "05-checkpoint#save-on-eight-devices-load-on-two"),
     ("DDP", "01-mesh#data-parallelism-pytorch-s-ddp"),
     ("FSDP in PyTorch to JAX", "quickstart#pytorch-terms-and-their-jax-counterparts"),
-    ("ZeRO", "04c-less-memory#zero-1-the-optimizer-sharded-the-weights-whole"),
+    ("ZeRO", "04d-zero1-accumulation#zero-1-the-optimizer-sharded-the-weights-whole"),
     ("DTensor", "glossary#dtensor"),
     ("pjit", "older-code#pjit"),
     ("pmap", "older-code#pmap"),
@@ -37,7 +37,7 @@ QUESTIONS = [
     ),
     (
         "gradient accumulation",
-        "04c-less-memory#gradient-accumulation-split-a-batch-that-does-not-fit-into-microbatches",
+        "04d-zero1-accumulation#gradient-accumulation-split-a-batch-that-does-not-fit-into-microbatches",
     ),
     ("clip gradients", "09-fsdp#clip-gradients-by-their-global-norm-outside-shard-map"),
     ("donate", "silent-failures#donation"),
