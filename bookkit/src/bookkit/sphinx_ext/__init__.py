@@ -14,7 +14,6 @@ mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       what templates are told, notebooks to download, files that no page loads
 reading_order  Previous and Next go from chapter to chapter; deeper pages hang on theirs
-social_cards  the picture shown where a link to a page is shared
 frame       descriptions, links to mend and to report, the edition in the foot; 404.html
 """
 
@@ -43,7 +42,6 @@ from bookkit.sphinx_ext import (
     reading_order,
     reference,
     search,
-    social_cards,
     translation,
 )
 
@@ -97,7 +95,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
         api_links,
         translation,
         markdown_twins,
-        social_cards,
     )
     for part in (*parts, folds, entries, figures, mathml):
         part.setup(app)
