@@ -12,9 +12,8 @@ folds       answers and asides; folded cells are called by their titles
 entries     sections of reference pages have short anchors
 mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
-pages       what templates are told, notebooks to download, files that no page loads
-reading_order  Previous and Next go from chapter to chapter; deeper pages hang on theirs
-frame       descriptions, links to mend and to report, the edition in the foot; 404.html
+pages       notebooks to download, files that no page loads
+frame       what templates are told: languages, Previous and Next, descriptions, the edition; 404.html
 """
 
 from pathlib import Path
@@ -39,7 +38,6 @@ from bookkit.sphinx_ext import (
     mathml,
     own_urls,
     pages,
-    reading_order,
     reference,
     search,
     translation,
@@ -89,7 +87,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
         markdown,
         pages,
         frame,
-        reading_order,
         reference,
         search,
         api_links,

@@ -8,8 +8,6 @@ English, and a banner at the top of its page says how much does.
 import gettext
 import io
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import polib
 import sphinx.locale
@@ -104,30 +102,6 @@ def count_english(
     return sum(state != "translated" for state in states), len(states)
 
 
-def banner(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
-) -> None:
-    english, total = app.env.metadata.get(pagename, {}).get("book_translation", (0, 0))
-    if english:
-        book = Book(app.srcdir)
-        context["book_translation"] = {
-            "left": english,
-            "total": total,
-            "how": f"{book.repo}/blob/{book.ref}/TRANSLATING.md",
-        }
-
-
-def hero(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
-) -> None:
-    """The drawing of the first page, which no cell made."""
-    if pagename == app.config.root_doc:
-        svg = Path(app.srcdir, "site", "templates", "hero-drawing.svg").read_text("utf-8")
-        context["book_hero_drawing"] = Translator(catalogue(app).translations).output(svg)
-
-
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", words_of_site)
     app.connect("doctree-read", translate_page, priority=850)  # before anchors are remembered
-    app.connect("html-page-context", banner)
-    app.connect("html-page-context", hero)
