@@ -21,7 +21,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.config import Config
-from sphinx.util import logging
 
 import bookkit
 from bookkit.run.execute import hash_of
@@ -43,29 +42,11 @@ from bookkit.sphinx_ext import (
     translation,
 )
 
-logger = logging.getLogger(__name__)
 TEMPLATES = Path(__file__).with_name("templates")
 
 
 def add_templates(app: Sphinx, config: Config) -> None:
     config.templates_path.append(str(TEMPLATES))
-
-
-def keep_the_site(app: Sphinx) -> None:
-    """`jupyter-book build .` writes one language into _build/html: not over what `make site` made.
-
-    Called before there is a builder, which takes the folder from the application.
-    """
-    site = Path(app.srcdir) / "_build" / "html"
-    if Path(app.outdir) == site and (site / ".nojekyll").exists():  # written by bookkit.site.build
-        app.outdir = type(app.outdir)(site.parent / "jupyter-book" / "html")
-        app.outdir.mkdir(parents=True, exist_ok=True)
-        where = app.outdir.relative_to(app.srcdir)
-        notice = (
-            "_build/html holds the site that `make site` built, and stays: these pages go to %s"
-        )
-        app.connect("builder-inited", lambda _: logger.info(notice, where))
-        app.connect("build-finished", lambda *_: logger.info(notice, where))
 
 
 def note_code(app: Sphinx, config: Config) -> None:
@@ -74,7 +55,6 @@ def note_code(app: Sphinx, config: Config) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    keep_the_site(app)
     app.connect("config-inited", add_templates)
     app.connect("config-inited", note_code)
     app.add_config_value("book_ref", "main", "html", str)
