@@ -3,10 +3,9 @@
 execution   chapters are executed once, normalised and cached; failing cells name themselves
 markdown    GitHub alerts become admonitions, the badge line of notebooks is left out
 own_urls    links and images by published URL become checked internal ones
-languages   addresses per language, and three things that translated builds lose
 search      the sections that the search page searches
 api_links   names of JAX, Flax, Optax and Orbax lead to their documentation
-translation comments, drawings, and notes above what is not translated
+translation addresses per language, comments, drawings, and what translated builds lose
 reference   meshscope's docstrings become a page
 folds       answers and asides; folded cells are called by their titles
 entries     sections of reference pages have short anchors
@@ -31,7 +30,6 @@ from bookkit.sphinx_ext import (
     figures,
     folds,
     frame,
-    languages,
     markdown,
     markdown_twins,
     mathml,
@@ -62,7 +60,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_code", "", "env", str)
     parts = (
         execution,
-        languages,
         own_urls,
         markdown,
         pages,

@@ -15,6 +15,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.writers.html5 import HTML5Translator
 
+from bookkit.sphinx_ext.translation import replace_text
+
 TITLE = re.compile(r"#\s*@title\s+(.+)\n?")
 OPENING = re.compile(r"(<details class=\"[\w -]+\">\s*)<summary>([^<]+)</summary>\s*")
 
@@ -47,9 +49,7 @@ def name_folds(app: Sphinx, doctree: nodes.document) -> None:
         title = TITLE.match(code.astext()) if code and cell.get("hide_mode") else None
         if code and title:  # it stands on the fold, and is not repeated in the code
             cell["prompt_show"] = cell["prompt_hide"] = title[1].strip()
-            code.rawsource = code.astext()[title.end() :]
-            code.children = []
-            code += nodes.Text(code.rawsource)
+            replace_text(code, code.astext()[title.end() :])
 
 
 def visit_summary(self: HTML5Translator, node: Summary) -> None:
