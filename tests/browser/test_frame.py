@@ -135,33 +135,6 @@ def test_search_is_a_key_away_and_finds(on, file, word):
     on(check, file)
 
 
-@pytest.mark.parametrize("file", [HERE, THERE])
-@pytest.mark.parametrize(
-    "asked, there",
-    [
-        ("partitioned 8 times", "messages-meshes.html#indivisible"),
-        ("unsharded over the sorting dimension", "messages-types.html#sort"),
-        (
-            "IndivisibleError: One of device_put args implies that array axis 1 is partitioned 16 "
-            "times, but the dimension size is 100 (full shape: (8, 100))",
-            "messages-meshes.html#indivisible",
-        ),
-    ],
-)
-def test_search_finds_an_entry_from_the_middle_of_its_message_and_from_all_of_it(
-    on, file, asked, there
-):
-    async def check(page):
-        await page.keyboard.press("/")
-        await page.keyboard.type(asked)
-        await page.keyboard.press("Enter")
-        first = page.locator("#search-results li a").first
-        await first.wait_for()
-        assert (await first.get_attribute("href")).endswith(there)
-
-    on(check, file)
-
-
 TERM = "main a[href*='glossary.html#']"
 
 
