@@ -25,11 +25,6 @@ class Summary(nodes.caption):
     """What is seen of a fold: a message of the page."""
 
 
-def is_translation(document: nodes.document) -> bool:
-    """One message of a catalogue, which Sphinx parses as a document of its own."""
-    return str(document["source"]).endswith("<translated>")
-
-
 class Summaries(SphinxTransform):
     default_priority = 5  # before messages are collected (10) and translated (20)
 
