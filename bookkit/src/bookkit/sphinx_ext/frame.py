@@ -159,31 +159,24 @@ def neighbours(book: Book, page: str) -> tuple[str | None, str | None]:
 
 
 def description(doctree: nodes.document | None) -> str:
-    """A page's question and answer, all in bold; else its first paragraph, cut at a word."""
-    paragraphs = list(own_paragraphs(doctree)) if doctree else []
+    """A page's question and answer, all in bold; else its first paragraph. No tables, no outputs."""
+    paragraphs = [
+        paragraph
+        for paragraph in (doctree.findall(nodes.paragraph) if doctree else [])
+        if isinstance(paragraph.parent, nodes.section) and paragraph.astext().strip()
+    ]
     for paragraph in paragraphs:
         if all(isinstance(part, nodes.strong) for part in paragraph if part.astext().strip()):
             return shortened(paragraph.astext())
     return shortened(paragraphs[0].astext()) if paragraphs else ""
 
 
-def own_paragraphs(doctree: nodes.document) -> Iterator[nodes.paragraph]:
-    """Paragraphs of the page itself, in order: no tables, no outputs."""
-    for paragraph in doctree.findall(nodes.paragraph):
-        flowing = isinstance(paragraph.parent, (nodes.section, nodes.document))
-        if flowing and paragraph.astext().strip():
-            yield paragraph
-
-
 def shortened(text: str) -> str:
+    """All of it, or as many whole sentences as fit."""
     text = re.sub(r"\s+", " ", text).strip()
     longest = LONGEST // 2 if re.search(r"[\u3400-\u9fff]", text) else LONGEST
-    if len(text) <= longest:
-        return text
-    whole = re.match(
-        rf".{{{longest // 3},{longest}}}[.?!](?= )|.{{{longest // 3},{longest}}}[。？！]", text
-    )
-    return whole[0] if whole else text[:longest].rsplit(" ", 1)[0].rstrip(" ,;:，；：") + " …"
+    fits = re.match(rf".{{,{longest}}}([.?!](?= )|[。？！])", text)
+    return fits[0] if fits and len(text) > longest else text
 
 
 # The edition: which version of the book a reader looks at.
