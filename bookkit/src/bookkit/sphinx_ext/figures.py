@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import re
 import shutil
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,12 @@ class Captions(SphinxTransform):
                 made = Figure(name=name, ids=[f"fig-{name}"])
                 paragraph.parent.replace(paragraph, made)
                 fill(made, image)
+        alike: Counter[str] = Counter()
         for table in list(self.document.findall(nodes.table)):
             if caption := caption_after(table):
                 anchor = f"table-{anchor_words(caption.astext())}"
+                alike[anchor] += 1
+                anchor += f"-{alike[anchor]}" * (alike[anchor] > 1)
                 made = Figure(name="", ids=[anchor], classes=["tabled"])
                 table.parent.replace(table, made)
                 fill(made, table)
