@@ -19,8 +19,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help site serve test faults lint sync figures po translations second-compiler upgrade \
-	publish-as clean venv venv-test
+.PHONY: help site serve test faults lint sync po translations second-compiler upgrade publish-as \
+	venv venv-test
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,13 +54,14 @@ faults: venv-test ## plant the listed mistakes in pages and see each one noticed
 	@$(PLANT) || { echo "Once more, those that failed:"; $(PLANT) --last-failed; }
 
 WORKFLOWS := .github/workflows/*.yml .github/examples/*.yml
-lint: venv-test ## the rules of pages, ruff, mypy (as on Windows too), spelling, workflows
+lint: venv-test ## the rules of pages, figures, ruff, mypy (as on Windows too), spelling, workflows
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 	$(RUN) mypy --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/codespell
 	$(RUN) bookkit lint
+	$(RUN) bookkit figures --check
 	$(RUN) bookkit second-compiler --check
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(WORKFLOWS)
 	$(BIN)/zizmor --offline --no-progress --quiet $(WORKFLOWS) .github/actions/*/action.yml
@@ -68,15 +69,11 @@ lint: venv-test ## the rules of pages, ruff, mypy (as on Windows too), spelling,
 sync: venv ## write what is made from book/: notebooks, setup cells, lists
 	@$(RUN) bookkit sync
 
-figures: venv ## draw the figures, and write those that changed
-	@$(RUN) bookkit figures
-
 po: venv ## update the catalogues for translators, locale/*/LC_MESSAGES/book.po (needs gettext)
 	@$(RUN) bookkit po
 
 translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)
-	@$(if $(MSGFMT),.ci/need msgfmt gettext)
-	@$(RUN) bookkit translations $(if $(LIST),--list) $(if $(MSGFMT),--msgfmt)
+	@$(RUN) bookkit translations $(if $(LIST),--list)
 
 # They are in a folder of their own: nothing that is installed in $(VENV) sees them.
 COMPILERS := _build/compilers
@@ -107,9 +104,6 @@ upgrade: venv ## take the newest releases that requirements*.in allow, and show 
 
 publish-as: venv ## write another address everywhere: URL=https://me.github.io/book/ REPO=https://github.com/me/book; or REF=v1.0
 	@$(RUN) bookkit publish-as $(if $(URL),--site "$(URL)") $(if $(REPO),--repo "$(REPO)") $(if $(REF),--ref "$(REF)")
-
-clean: ## remove what was built, executions included; the virtual environment stays
-	rm -rf _build .pytest_cache .hypothesis .mypy_cache .ruff_cache
 
 # The environment is rebuilt from nothing when requirements.txt differs from the one it was built
 # from, which is noted last: an interrupted installation is never taken for a complete one. The

@@ -1,60 +1,13 @@
-"""What the Sphinx extension does to text, links and queries, without a build."""
-
-import shutil
+"""What the Sphinx extension makes of addresses and docstrings, without a build."""
 
 import pytest
-from sphinx.application import Sphinx
 
 from bookkit.model.addresses import Target, addresses, meaning_of_url
 from bookkit.model.book import Book
-from bookkit.sphinx_ext.markdown import for_the_site
 from bookkit.sphinx_ext.reference import as_rst
 
 BOOK = Book()
 SITE = BOOK.site
-
-
-@pytest.mark.parametrize("language, label", [("zh_TW", "引數："), ("en", "引數:")])
-def test_the_colon_after_a_label_is_that_of_the_language(tmp_path, language, label):
-    shutil.copyfile(BOOK.root / "_config.yml", tmp_path / "_config.yml")
-    (tmp_path / "index.rst").write_text("T\n=\n\n:引數: x\n", "utf-8")
-    options = {
-        "extensions": ["bookkit.sphinx_ext.languages"],
-        "language": language,
-        "html_theme": "basic",
-    }
-    folders = tmp_path, None, tmp_path / "out", tmp_path / "trees", "html"
-    Sphinx(*folders, confoverrides=options, status=None, freshenv=True).build()
-    page = (tmp_path / "out" / "index.html").read_text("utf-8")
-    assert label in page.replace('<span class="colon">', "").replace("</span>", "")
-
-
-def test_an_alert_becomes_an_admonition_and_no_line_moves():
-    text = "Before.\n\n> [!NOTE]\n> **Mind** this.\n> And\n>\n> - that\n\nAfter.\n"
-    site = for_the_site(text)
-    assert site == "Before.\n\n:::{note}\n**Mind** this.\nAnd\n\n- that\n:::\nAfter.\n"
-    assert site.split("\n").index("After.") == text.split("\n").index("After.")
-
-
-def test_an_alert_at_the_end_of_the_file():
-    assert for_the_site("> [!WARNING]\n> x") == ":::{warning}\nx\n:::"
-
-
-@pytest.mark.parametrize("fence", ["```python", "~~~", "````{code-cell} ipython3"])
-def test_code_is_left_alone(fence):
-    end = fence.split("p")[0].split("{")[0].strip()
-    code = f'{fence}\ntext = """\n> [!NOTE]\n> not an alert\n"""\n[![b](x/colab-badge.svg)](y)\n{end}\n'
-    assert for_the_site(code) == code
-    assert ":::{tip}" in for_the_site(code + "\n> [!TIP]\n> after the code\n")
-
-
-def test_a_quotation_stays_a_quotation():
-    assert for_the_site("> [!SHOUT]\n> x\n\n> plain\n") == "> [!SHOUT]\n> x\n\n> plain\n"
-
-
-def test_the_badge_line_goes_and_leaves_its_line():
-    badge = f"[![Open in Colab]({SITE}_static/colab-badge.svg)](https://c/x.ipynb) [Read]({SITE})"
-    assert for_the_site(f"# T\n\n{badge}\n\nText\n") == "# T\n\n\n\nText\n"
 
 
 @pytest.mark.parametrize(

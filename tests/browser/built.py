@@ -12,7 +12,7 @@ SITE = BOOK.root / "_build" / "html"
 BELOW = urlsplit(BOOK.site).path  # as it is published: no page may count on being at the root
 INPUTS = (
     *("*.yml", "book/**/*", "locale/**/*.po", "src/**/*.py", "bookkit/**/sphinx_ext/**/*"),
-    *(f"site/{name}/**/*" for name in ("templates", "static", "extra")),
+    *(f"site/{name}/**/*" for name in ("templates", "static")),
     "bookkit/**/site/build.py",
 )
 

@@ -132,9 +132,8 @@ def watch(page: Page, site: str) -> list[str]:
 
 
 async def visit(page: Page, url: str) -> None:
-    """Open a page and wait until its fonts and its formulas stand."""
+    """Open a page and wait until its fonts stand."""
     await page.goto(url)
-    await page.evaluate("window.MathJax?.startup?.promise.then(() => true)")
     await page.evaluate("document.fonts.ready.then(() => true)")
 
 

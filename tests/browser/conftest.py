@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,18 +21,6 @@ def leave_out(why: str) -> None:
     if os.environ.get("BROWSER") == "required":
         pytest.fail(f"BROWSER=required, and {why}", pytrace=False)
     pytest.skip(why)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was left out, and why: a run without a browser is no run of everything."""
-    skipped = [
-        one for one in terminalreporter.stats.get("skipped", ()) if "tests/browser/" in one.nodeid
-    ]
-    reasons = Counter(one.longrepr[2].removeprefix("Skipped: ") for one in skipped)
-    for why, many in reasons.items():
-        terminalreporter.write_line(
-            f"tests/browser: {many} checks of the built site were left out: {why}", yellow=True
-        )
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """What a page of the built site does in a browser: one visit a page, everything that is wrong with it.
 
 Each function takes an open page and yields sentences. `survey` visits many pages at once, in one
-browser; `test_seen.py` holds a page on which each of these has something to say. What was judged once
-is not judged again: a pair of colours, a kind of fold on enough pages, and the build of a page that its
-translation shares, with the classes and style sheets that its colours come from.
+browser. What was judged once is not judged again: a pair of colours, a kind of fold on enough pages,
+and the build of a page that its translation shares, with the classes and style sheets that its colours
+come from.
 """
 
 from __future__ import annotations

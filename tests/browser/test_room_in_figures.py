@@ -3,8 +3,6 @@
 What their programs leave room for is the English; what overlaps there too is meant.
 """
 
-import json
-
 import pytest
 
 from bookkit.sphinx_ext.figures import in_language
@@ -88,15 +86,3 @@ def test_translated_figures_are_legible(language, measured):
         for what in crowded(measured[source, path.stem], measured[language.code, path.stem])
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def test_words_without_room_are_named():
-    box, texts = [0, 0, 360, 90], [
-        {"said": said, "left": left, "right": left + wide, "top": 0, "bottom": 14}
-        for said, left, wide in [("one", 0, 100), ("two", 110, 100), ("three", 220, 100)]
-    ]  # fmt: skip
-    longer = json.loads(json.dumps(texts))
-    longer[0]["right"], longer[2]["right"] = 130, 380
-    assert list(crowded({"box": box, "texts": texts}, {"box": box, "texts": longer})) == [
-        "'three' is cut off", "'one' stands over 'two'"]  # fmt: skip
-    assert not list(crowded({"box": box, "texts": longer}, {"box": box, "texts": longer}))

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     found = changed(Book(root or find_root()))
     names = ", ".join(path.name for path in found)
     if found and check:
-        raise Problem(f"Not what their programs draw: {names}. Run `make figures`.")
+        raise Problem(f"Not what their programs draw: {names}. Run `bookkit figures`.")
     for path, svg in found.items():
         path.write_bytes(svg)
     print(f"drew {names}" if found else "all figures are up to date")

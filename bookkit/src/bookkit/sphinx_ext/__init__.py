@@ -3,19 +3,16 @@
 execution   chapters are executed once, normalised and cached; failing cells name themselves
 markdown    GitHub alerts become admonitions, the badge line of notebooks is left out
 own_urls    links and images by published URL become checked internal ones
-languages   addresses per language, and three things that translated builds lose
 search      the sections that the search page searches
 api_links   names of JAX, Flax, Optax and Orbax lead to their documentation
-translation comments, drawings, and notes above what is not translated
+translation addresses per language, comments, drawings, and what translated builds lose
 reference   meshscope's docstrings become a page
 folds       answers and asides; folded cells are called by their titles
 entries     sections of reference pages have short anchors
 mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
-pages       what templates are told, notebooks to download, files that no page loads
-reading_order  Previous and Next go from chapter to chapter; deeper pages hang on theirs
-social_cards  the picture shown where a link to a page is shared
-frame       descriptions, links to mend and to report, the edition in the foot; 404.html
+pages       notebooks to download, files that no page loads
+frame       what templates are told: languages, Previous and Next, descriptions, the edition; 404.html
 """
 
 from pathlib import Path
@@ -23,7 +20,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.config import Config
-from sphinx.util import logging
 
 import bookkit
 from bookkit.run.execute import hash_of
@@ -34,42 +30,21 @@ from bookkit.sphinx_ext import (
     figures,
     folds,
     frame,
-    languages,
     markdown,
     markdown_twins,
     mathml,
     own_urls,
     pages,
-    reading_order,
     reference,
     search,
-    social_cards,
     translation,
 )
 
-logger = logging.getLogger(__name__)
 TEMPLATES = Path(__file__).with_name("templates")
 
 
 def add_templates(app: Sphinx, config: Config) -> None:
     config.templates_path.append(str(TEMPLATES))
-
-
-def keep_the_site(app: Sphinx) -> None:
-    """`jupyter-book build .` writes one language into _build/html: not over what `make site` made.
-
-    Called before there is a builder, which takes the folder from the application.
-    """
-    site = Path(app.srcdir) / "_build" / "html"
-    if Path(app.outdir) == site and (site / ".nojekyll").exists():  # written by bookkit.site.build
-        app.outdir = type(app.outdir)(site.parent / "jupyter-book" / "html")
-        app.outdir.mkdir(parents=True, exist_ok=True)
-        where = app.outdir.relative_to(app.srcdir)
-        notice = (
-            "_build/html holds the site that `make site` built, and stays: these pages go to %s"
-        )
-        app.connect("builder-inited", lambda _: logger.info(notice, where))
-        app.connect("build-finished", lambda *_: logger.info(notice, where))
 
 
 def note_code(app: Sphinx, config: Config) -> None:
@@ -78,7 +53,6 @@ def note_code(app: Sphinx, config: Config) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    keep_the_site(app)
     app.connect("config-inited", add_templates)
     app.connect("config-inited", note_code)
     app.add_config_value("book_ref", "main", "html", str)
@@ -86,18 +60,15 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("book_code", "", "env", str)
     parts = (
         execution,
-        languages,
         own_urls,
         markdown,
         pages,
         frame,
-        reading_order,
         reference,
         search,
         api_links,
         translation,
         markdown_twins,
-        social_cards,
     )
     for part in (*parts, folds, entries, figures, mathml):
         part.setup(app)

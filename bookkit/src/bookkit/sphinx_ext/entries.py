@@ -14,16 +14,16 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
 from bookkit.model.book import Book
-from bookkit.sphinx_ext.folds import is_translation
 
 logger = logging.getLogger(__name__)
 
 
-def first_cell(section: nodes.section) -> nodes.container | None:
-    """The first code cell of a section, not of one below it."""
+def slug_of(section: nodes.section) -> str | None:
+    """SLUG of id-SLUG, the tag of a section's first code cell; not of a section below it."""
     for child in section.children:
         if isinstance(child, nodes.container) and child.get("nb_element") == "cell_code":
-            return child
+            tags = child["cell_metadata"].get("tags", [])
+            return next((tag.removeprefix("id-") for tag in tags if tag.startswith("id-")), None)
     return None
 
 
@@ -31,19 +31,15 @@ class EntryAnchors(SphinxTransform):
     default_priority = 4
 
     def apply(self, **_: Any) -> None:
-        page = self.env.docname
-        if is_translation(self.document) or Book(self.app.srcdir).kind(page) != "reference":
+        if Book(self.app.srcdir).kind(self.env.docname) != "reference":
             return
         for section in self.document.findall(nodes.section):
-            cell = first_cell(section)
-            tags = cell["cell_metadata"].get("tags", []) if cell else []
-            slug = next((tag.removeprefix("id-") for tag in tags if tag.startswith("id-")), None)
-            if cell is None or slug is None:
+            slug = slug_of(section)
+            if slug is None:
                 continue
-            other = self.document.ids.get(slug)
-            if other is not None and other is not section:
+            if self.document.ids.get(slug, section) is not section:
                 what = "#%s is the anchor of another heading too: name the cell otherwise"
-                logger.warning(what, slug, location=cell)
+                logger.warning(what, slug, location=section)
                 continue
             self.document.ids[slug] = section
             # The first id is the one that the heading, the contents and the search link to.

@@ -40,8 +40,8 @@ def execute_missing(app: Sphinx) -> None:
 def refuse(*_: Any, **__: Any) -> None:
     raise ExtensionError(
         "Sphinx wanted to execute a chapter that bookkit/run/execute.py had not: the two read its code "
-        "differently. Look for a page with a kernelspec that _toc.yml does not list, or run "
-        "`make clean site`."
+        "differently. Look for a page with a kernelspec that _toc.yml does not list, or "
+        "remove _build and run `make site`."
     )
 
 

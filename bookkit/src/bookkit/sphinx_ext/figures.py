@@ -4,7 +4,7 @@ A paragraph with nothing but one of the book's own images, …/_static/figures/N
 the drawing book/figures/NAME.svg stands in the page, where it sees the theme, with its words in the
 page's language. A paragraph all in *…* that follows a figure or a table is its caption, and one that
 follows an output looks like one. Readers of Colab see the same as an image with a line below. Images
-inside a sentence or a table are inlined too, without a caption.
+in a table are inlined too, without a caption.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import re
 import shutil
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from sphinx.writers.html5 import HTML5Translator
 
 from bookkit.model.addresses import meaning_of_url
 from bookkit.model.book import Book, Language
-from bookkit.sphinx_ext.folds import is_translation
 from bookkit.words.catalogues import catalogue_of
 from bookkit.words.drawn import Translator
 
@@ -47,27 +47,26 @@ class Captions(SphinxTransform):
     default_priority = 6  # before messages are collected (10) and translated (20)
 
     def apply(self, **_: Any) -> None:
-        if is_translation(self.document):
-            return
         book = Book(self.app.srcdir)
-        taken: set[str] = set()
         for paragraph in list(self.document.findall(nodes.paragraph)):
-            name = figure_in(paragraph, book)
-            if name is not None:
+            if name := figure_in(paragraph, book):
                 image = next(paragraph.findall(nodes.image))
-                paragraph.replace_self(made := Figure("", image, name=name))
-                finish_figure(made, image, f"fig-{name}", taken)
+                made = Figure(name=name, ids=[f"fig-{name}"])
+                paragraph.parent.replace(paragraph, made)
+                fill(made, image)
+        alike: Counter[str] = Counter()
         for table in list(self.document.findall(nodes.table)):
             if caption := caption_after(table):
-                made = Figure(name="", classes=["tabled"])
-                table.parent.replace(table, made)
-                made += table
                 anchor = f"table-{anchor_words(caption.astext())}"
-                finish_figure(made, table, anchor, taken)
+                alike[anchor] += 1
+                anchor += f"-{alike[anchor]}" * (alike[anchor] > 1)
+                made = Figure(name="", ids=[anchor], classes=["tabled"])
+                table.parent.replace(table, made)
+                fill(made, table)
         for paragraph in self.document.findall(nodes.paragraph):
             if is_emphasised(paragraph):  # said of the output above it
                 paragraph["classes"].append("said-of-output")
-        number_captions(self.document, chapter_number(self.env.docname))
+        number_captions(self.document, Book.number(self.env.docname))
 
 
 def without_blanks(node: nodes.Element) -> list[nodes.Node]:
@@ -78,7 +77,7 @@ def figure_in(paragraph: nodes.paragraph, book: Book) -> str | None:
     """The name of the figure that is all of this paragraph."""
     children = without_blanks(paragraph)
     if len(children) == 1 and isinstance(children[0], nodes.image):
-        if not isinstance(paragraph.parent, (nodes.entry, nodes.list_item)):
+        if not isinstance(paragraph.parent, nodes.entry):
             return figure_name(children[0], book)
     return None
 
@@ -103,14 +102,10 @@ def is_emphasised(paragraph: nodes.paragraph) -> bool:
     return len(children) == 1 and isinstance(children[0], nodes.emphasis)
 
 
-def finish_figure(made: Figure, inside: nodes.Element, anchor: str, taken: set[str]) -> None:
-    """Its anchor, and its caption, whose raw source stays what translators see."""
-    others = (f"{anchor}-{number}" for number in count(2))
-    made["ids"] = [
-        anchor if anchor not in taken else next(one for one in others if one not in taken)
-    ]
-    taken.update(made["ids"])
-    made.source, made.line = inside.source, inside.line
+def fill(made: Figure, content: nodes.Element) -> None:
+    """Put in the drawing or table and its caption, whose raw source stays what translators see."""
+    made += content
+    made.source, made.line = content.source, content.line
     if paragraph := caption_after(made):
         caption = Caption(paragraph.rawsource, "", *paragraph.children, number="")
         caption.source, caption.line = paragraph.source, paragraph.line
@@ -124,19 +119,15 @@ def anchor_words(text: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", sentence.lower())[:WORDS_OF_ANCHOR])
 
 
-def chapter_number(page: str) -> str:
-    """ "9." for book/09-fsdp; nothing for a page without a number."""
-    number = Book.number(page)
-    return f"{number}." if number else ""
-
-
-def number_captions(document: nodes.document, chapter: str) -> None:
+def number_captions(document: nodes.document, chapter: int | None) -> None:
+    """Figure 9.1, Table 9.1; on a page without a number, Figure 1."""
     figures, tables = count(1), count(1)
+    before = f"{chapter}." if chapter else ""
     for caption in document.findall(Caption):
         if caption.parent["name"]:
-            caption["number"] = _("Figure {number}").format(number=f"{chapter}{next(figures)}")
+            caption["number"] = _("Figure {number}").format(number=f"{before}{next(figures)}")
         else:
-            caption["number"] = _("Table {number}").format(number=f"{chapter}{next(tables)}")
+            caption["number"] = _("Table {number}").format(number=f"{before}{next(tables)}")
 
 
 def draw(app: Sphinx, doctree: nodes.document) -> None:
@@ -154,9 +145,8 @@ def draw(app: Sphinx, doctree: nodes.document) -> None:
         path = Path(app.srcdir, "book", FIGURES, f"{name}.svg")
         app.env.note_dependency(str(path))
         if not path.exists():
-            logger.warning(
-                "there is no book/%s%s.svg: `make figures` draws it", FIGURES, name, location=image
-            )
+            what = "there is no book/figures/%s.svg: `bookkit figures` draws it"
+            logger.warning(what, name, location=image)
             continue
         svg = in_language(book, language, path.read_text("utf-8"))
         svg = inlined(svg, image.get("alt", ""), f"d{next(seen)}-")
@@ -217,18 +207,16 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
     """The files themselves, which notebooks in Colab load."""
     if exception or app.builder.format != "html":
         return
+    book = Book(app.srcdir)
+    language = book.language(app.config.language)
     target = Path(app.outdir, "_static", FIGURES)
     shutil.rmtree(target, ignore_errors=True)
-    drawings = sorted(Path(app.srcdir, "book", FIGURES).glob("*.svg"))
-    if drawings:
-        target.mkdir(parents=True)
-        book = Book(app.srcdir)
-        language = book.language(app.config.language)
-        for path in drawings:
-            svg = in_language(book, language, path.read_text("utf-8"))
-            if language != book.languages[0]:  # Chinese and Japanese write some signs differently
-                svg = svg.replace("<svg ", f'<svg xml:lang="{language.web}" ', 1)
-            target.joinpath(path.name).write_text(svg, "utf-8", newline="\n")
+    target.mkdir(parents=True)
+    for path in sorted(Path(app.srcdir, "book", FIGURES).glob("*.svg")):
+        svg = in_language(book, language, path.read_text("utf-8"))
+        if language != book.languages[0]:  # Chinese and Japanese write some signs differently
+            svg = svg.replace("<svg ", f'<svg xml:lang="{language.web}" ', 1)
+        target.joinpath(path.name).write_text(svg, "utf-8", newline="\n")
 
 
 def setup(app: Sphinx) -> None:

@@ -1,7 +1,7 @@
-"""What stands around a page: description, links to mend and report it, its day; and 404.html.
+"""What templates are told: what stands around a page, and 404.html.
 
-A template is told; words are in site/templates, and those that stand in several languages on one
-page, in templates/words.html beside this file.
+Their words are in site/templates, and those that stand in several languages on one page, in
+templates/words.html beside this file.
 """
 
 import datetime
@@ -20,109 +20,83 @@ from sphinx.application import Sphinx
 
 from bookkit.model.addresses import report_url
 from bookkit.model.book import Book, Language
+from bookkit.model.chapter import load_chapter
 from bookkit.model.history import answer, last_changes
+from bookkit.run.execute import stack
 from bookkit.words.catalogues import catalogue_of
+from bookkit.words.drawn import Translator
 
 LONGEST = 300  # characters of a description; in Chinese each counts twice
 NOT_FOUND = "404"
 EMPTY_HEADER = re.compile(r"<th\b([^>]*)>\s*(?:<p>\s*</p>)?\s*</th>")  # it heads nothing: a cell
 
 
-def context_of_frame(
+def tell(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
     book = Book(app.srcdir)
     here = book.language(app.config.language)
-    context["book_description"] = description(doctree)  # else the template's own
-    context["book_edition"] = edition(book, here)
-    context["book_toctree"] = lambda: current_page_named(context["toctree"])
+    up = "../" * pagename.count("/")  # to this language's root
+    context |= {
+        "book_base_url": book.site,
+        "book_repo_url": book.repo,
+        "book_zip_url": f"{up}notebooks.zip",
+        "book_stack": executed_with(),
+        "book_edition": edition(book, here),
+        "book_langs": list(translations(book, here, pagename)),
+        "book_description": description(doctree),  # else the template's own
+        "book_toctree": lambda: current_page_named(context["toctree"]),
+    }
     if pagename in app.env.found_docs:
-        context["book_edit_url"] = edit_url(book, here, pagename)
-        context["book_report_url"] = report_url(book, pagename, book.page_url(pagename, here))
-        source = book.source(pagename).relative_to(book.root).as_posix()
-        if changed := last_changes(book.root).get(source, "")[:10]:
-            day = datetime.date.fromisoformat(changed)
-            context["book_changed"] = {"day": changed, "date": format_date(day, "long", here.code)}
-            context["book_history_url"] = f"{book.repo}/commits/{book.ref}/{source}"
+        context |= about_page(app, book, here, pagename)
+        context["metatags"] = context.get("metatags", "") + alternates(context["book_langs"])
+        name = pagename.rsplit("/", 1)[-1]
+        context["metatags"] += f'\n    <link rel="alternate" type="text/markdown" href="{name}.md">'
+    if pagename in book.chapters:
+        context["book_colab_url"] = book.colab_url(pagename, here)
+        context["book_kaggle_url"] = book.kaggle_url(pagename, here)
+        context["book_ipynb_url"] = f"{up}notebooks/{book.notebook(pagename).name}"
+    if pagename == book.pages[0]:
+        first = book.chapters[0]
+        context["book_first_url"] = f"{up}{first}.html"
+        context["book_first_colab"] = book.colab_url(first, here)
+        svg = (book.root / "site" / "templates" / "hero-drawing.svg").read_text("utf-8")
+        known = catalogue_of(book, here).translations
+        context["book_hero_drawing"] = Translator(known).output(svg)
+    if pagename == NOT_FOUND:
+        context["book_root"] = urlsplit(book.site).path
+        context["book_not_found"] = [words_when_lost(book, one) for one in book.languages]
     if "body" in context:
         context["body"] = EMPTY_HEADER.sub(r"<td\1></td>", context["body"])
-    if pagename == NOT_FOUND:
-        with_absolute_addresses(book, context)
-        context["book_not_found"] = [words_when_lost(book, one) for one in book.languages]
 
 
-# A description, for search engines and where a link is shared.
+def translations(book: Book, here: Language, page: str) -> Iterator[dict[str, Any]]:
+    """This page in every language; there is one 404.html, whose menu leads to each first page."""
+    root = "../" * (page.count("/") + here.path.count("/"))
+    page = "index" if page == NOT_FOUND else page
+    for language in book.languages:
+        yield {
+            "code": language.web,
+            "name": language.name,
+            "current": language == here,
+            "rel": f"{root}{language.path}{page}.html",
+            "abs": book.page_url(page, language),
+        }
 
 
-def description(doctree: nodes.document | None) -> str:
-    """A page's question and answer, all in bold; else its first paragraph, cut at a word."""
-    paragraphs = list(own_paragraphs(doctree)) if doctree else []
-    for paragraph in paragraphs:
-        if all(isinstance(part, nodes.strong) for part in paragraph if part.astext().strip()):
-            return shortened(paragraph.astext())
-    return shortened(paragraphs[0].astext()) if paragraphs else ""
-
-
-def own_paragraphs(doctree: nodes.document) -> Iterator[nodes.paragraph]:
-    """Paragraphs of the page itself, in order: no tables, no outputs."""
-    for paragraph in doctree.findall(nodes.paragraph):
-        flowing = isinstance(paragraph.parent, (nodes.section, nodes.document))
-        if flowing and paragraph.astext().strip():
-            yield paragraph
-
-
-def shortened(text: str) -> str:
-    text = re.sub(r"\s+", " ", text).strip()
-    longest = LONGEST // 2 if re.search(r"[\u3400-\u9fff]", text) else LONGEST
-    if len(text) <= longest:
-        return text
-    whole = re.match(
-        rf".{{{longest // 3},{longest}}}[.?!](?= )|.{{{longest // 3},{longest}}}[。？！]", text
+def alternates(languages: list[dict[str, Any]]) -> str:
+    """What tells search engines that pages are translations of each other."""
+    default = {"code": "x-default", "abs": languages[0]["abs"]}
+    return "".join(
+        f'\n    <link rel="alternate" hreflang="{page["code"]}" href="{page["abs"]}">'
+        for page in [*languages, default]
     )
-    return whole[0] if whole else text[:longest].rsplit(" ", 1)[0].rstrip(" ,;:，；：") + " …"
 
 
-# The edition: which version of the book a reader looks at.
-
-
-@functools.lru_cache(maxsize=1)
-def last_commit(root: Path) -> tuple[str, datetime.date] | None:
-    """The commit that is checked out and its day; nothing where the book is not a clone."""
-    asked = ["git", "log", "-1", "--format=%H %cs", "HEAD"]
-    top = ["git", "rev-parse", "--show-toplevel"]
-    try:
-        if Path(answer(top, root)).resolve() != root.resolve():
-            return None  # a folder inside somebody's repository
-        commit, day = answer(asked, root).split()
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        return None
-    return commit, datetime.date.fromisoformat(day)
-
-
-def edition(book: Book, language: Language) -> dict[str, str]:
-    """Version, day and commit, and the addresses of that commit and of what changed."""
-    known = {}
-    citation = book.root / "CITATION.cff"
-    if citation.exists():
-        known["version"] = str(yaml.safe_load(citation.read_text("utf-8"))["version"])
-    if found := last_commit(book.root):
-        commit, day = found
-        known |= {"commit": commit[:7], "commit_url": f"{book.repo}/commit/{commit}"}
-        known |= {"day": day.isoformat(), "date": format_date(day, "long", language.code)}
-    if (book.root / "CHANGELOG.md").exists():
-        known["changes_url"] = f"{book.repo}/blob/{book.ref}/CHANGELOG.md"
-    return known
-
-
-def edit_url(book: Book, language: Language, page: str) -> str:
-    """Where a page is corrected: its source, or how to find a message in the catalogue.
-
-    GitHub edits no file as large as a catalogue in the browser.
-    """
-    if language != book.languages[0]:
-        return f"{book.repo}/blob/{book.ref}/TRANSLATING.md"
-    path = book.source(page).relative_to(book.root).as_posix()
-    return f"{book.repo}/edit/{book.ref}/{path}"
+def executed_with() -> str:
+    versions = stack()
+    names = {"jax": "JAX", "flax": "Flax", "python": "Python"}
+    return ", ".join(f"{names[key]} {versions[key]}" for key in names if key in versions)
 
 
 def current_page_named(toctree: Callable[..., str]) -> str:
@@ -131,7 +105,109 @@ def current_page_named(toctree: Callable[..., str]) -> str:
     return contents.replace('<a class="current ', '<a aria-current="page" class="current ')
 
 
-# 404.html: one page for every address that leads nowhere, however deep, so its own are absolute.
+# What only a page of the book has.
+
+
+def about_page(app: Sphinx, book: Book, here: Language, page: str) -> dict[str, Any]:
+    """Pages before, after and below it; where it is mended; how long it takes, when it changed."""
+
+    def link(other: str | None) -> dict[str, str] | None:
+        if other is None:
+            return None
+        title = app.builder.render_partial(app.env.titles[other])["title"]  # type: ignore[attr-defined]
+        return {"link": app.builder.get_relative_uri(page, other), "title": title}
+
+    before, after = neighbours(book, page)
+    source = book.source(page).relative_to(book.root).as_posix()
+    blob = f"{book.repo}/blob/{book.ref}"
+    about: dict[str, Any] = {
+        "prev": link(before),
+        "next": link(after),
+        "book_deeper": [link(below) for below in book.sections(page)],
+        "book_report_url": report_url(book, page, book.page_url(page, here)),
+        "book_source_url": f"{blob}/{source}",
+        # GitHub edits no file as large as a catalogue in the browser.
+        "book_edit_url": f"{book.repo}/edit/{book.ref}/{source}"
+        if here == book.languages[0]
+        else f"{blob}/TRANSLATING.md",
+    }
+    if book.kind(page) != "reference":
+        about["book_minutes"] = load_chapter(book.source(page)).minutes
+    if changed := last_changes(book.root).get(source, "")[:10]:
+        day = datetime.date.fromisoformat(changed)
+        about["book_changed"] = {"day": changed, "date": format_date(day, "long", here.code)}
+        about["book_history_url"] = f"{book.repo}/commits/{book.ref}/{source}"
+    english, total = app.env.metadata[page].get("book_translation", (0, 0))
+    if english:
+        how = f"{blob}/TRANSLATING.md"
+        about["book_translation"] = {"left": english, "total": total, "how": how}
+    return about
+
+
+def neighbours(book: Book, page: str) -> tuple[str | None, str | None]:
+    """Previous and Next: from chapter to chapter, the top level of the parts in _toc.yml.
+
+    Sphinx would go depth first, so that whoever only turns pages met every deeper page before the next
+    chapter. A deeper page leads back to its chapter and on to the chapter after it.
+    """
+    chapter = book.parents.get(page)
+    before = chapter or dict(zip(book.path[1:], book.path)).get(page)
+    return before, dict(zip(book.path, book.path[1:])).get(chapter or page)
+
+
+# A description, for search engines and where a link is shared.
+
+
+def description(doctree: nodes.document | None) -> str:
+    """A page's question and answer, all in bold; else its first paragraph. No tables, no outputs."""
+    paragraphs = [
+        paragraph
+        for paragraph in (doctree.findall(nodes.paragraph) if doctree else [])
+        if isinstance(paragraph.parent, nodes.section) and paragraph.astext().strip()
+    ]
+    for paragraph in paragraphs:
+        if all(isinstance(part, nodes.strong) for part in paragraph if part.astext().strip()):
+            return shortened(paragraph.astext())
+    return shortened(paragraphs[0].astext()) if paragraphs else ""
+
+
+def shortened(text: str) -> str:
+    """All of it, or as many whole sentences as fit."""
+    text = re.sub(r"\s+", " ", text).strip()
+    longest = LONGEST // 2 if re.search(r"[\u3400-\u9fff]", text) else LONGEST
+    fits = re.match(rf".{{,{longest}}}([.?!](?= )|[。？！])", text)
+    return fits[0] if fits and len(text) > longest else text
+
+
+# The edition: which version of the book a reader looks at.
+
+
+@functools.cache
+def last_commit(root: Path) -> list[str]:
+    """The commit that is checked out and its day; nothing where the book is not a clone."""
+    try:
+        return answer(["git", "log", "-1", "--format=%H %cs"], root).split()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def edition(book: Book, language: Language) -> dict[str, str]:
+    """Version, day and commit of a clone, and the addresses of that commit and of what changed."""
+    if not (found := last_commit(book.root)):
+        return {}
+    commit, day = found
+    citation = yaml.safe_load((book.root / "CITATION.cff").read_text("utf-8"))
+    return {
+        "version": str(citation["version"]),
+        "commit": commit[:7],
+        "commit_url": f"{book.repo}/commit/{commit}",
+        "day": day,
+        "date": format_date(datetime.date.fromisoformat(day), "long", language.code),
+        "changes_url": f"{book.repo}/blob/{book.ref}/CHANGELOG.md",
+    }
+
+
+# 404.html: one page for every address that leads nowhere, however deep.
 
 
 def not_found(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -140,36 +216,8 @@ def not_found(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield NOT_FOUND, {}, "404.html"
 
 
-def with_absolute_addresses(book: Book, context: dict[str, Any]) -> None:
-    root = urlsplit(book.site).path
-    relative = context["pathto"]
-
-    def pathto(*about: Any, **more: Any) -> str:
-        return absolute(root, relative(*about, **more))
-
-    def rooted(tag: Callable[..., str]) -> Callable[..., str]:
-        def made(*about: Any, **more: Any) -> str:
-            href = r'(?<=\s)(href|src)="([^"]+)"'
-            return re.sub(
-                href, lambda found: f'{found[1]}="{absolute(root, found[2])}"', tag(*about, **more)
-            )
-
-        return made
-
-    context |= {"pathto": pathto, "content_root": root}
-    context |= {name: rooted(context[name]) for name in ("toctree", "js_tag")}
-    context["book_zip_url"] = absolute(root, context["book_zip_url"])
-    for item, language in zip(context["book_langs"], book.languages, strict=True):
-        item["rel"] = f"{root}{language.path}index.html"
-
-
-def absolute(root: str, address: str) -> str:
-    return address if address.startswith(("#", "/", "http")) else root + address
-
-
 def words_when_lost(book: Book, language: Language) -> dict[str, str]:
     known = catalogue_of(book, language).translations
-    root = f"{urlsplit(book.site).path}{language.path}"
     words = {
         "title": "There is no page at this address",
         "why": "The address may have a mistake, or the page has moved.",
@@ -178,12 +226,11 @@ def words_when_lost(book: Book, language: Language) -> dict[str, str]:
     }
     return {name: known.get(text, text) for name, text in words.items()} | {
         "code": language.web,
-        "first_url": f"{root}{book.pages[0]}.html",
-        "search_url": f"{root}search.html",
+        "first_url": f"{language.path}{book.pages[0]}.html",
+        "search_url": f"{language.path}search.html",
     }
 
 
 def setup(app: Sphinx) -> None:
     app.connect("html-collect-pages", not_found)
-    # after pages.context_of, before Sphinx makes the tags of scripts from `pathto`
-    app.connect("html-page-context", context_of_frame, priority=450)
+    app.connect("html-page-context", tell, priority=450)

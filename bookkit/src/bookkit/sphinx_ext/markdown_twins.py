@@ -7,7 +7,6 @@ one after the other.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -85,13 +84,5 @@ def write(app: Sphinx, exception: Exception | None) -> None:
     (out / "llms-full.txt").write_text("\n\n".join(twins[page] for page in core), "utf-8")
 
 
-def told(app: Sphinx, pagename: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    if pagename in app.env.found_docs:
-        name = pagename.rsplit("/", 1)[-1]
-        link = f'\n    <link rel="alternate" type="text/markdown" href="{name}.md">'
-        context["metatags"] = context.get("metatags", "") + link
-
-
 def setup(app: Sphinx) -> None:
-    app.connect("html-page-context", told, priority=401)
     app.connect("build-finished", write)

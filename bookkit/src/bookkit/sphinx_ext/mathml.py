@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import re
 from typing import Any
@@ -17,12 +16,7 @@ from sphinx.writers.html5 import HTML5Translator
 logger = logging.getLogger(__name__)
 
 WORD_AS_INDEX = re.compile(r"_\{([a-z]{2,})\}")  # a word, not a product of variables
-ENVIRONMENT = re.compile(r"\\begin\{(equation|displaymath|math)(\*?)\}(.*)\\end\{\1\2\}", re.S)
-
-
-@functools.cache
-def converter() -> LatexToMathML:
-    return LatexToMathML(fancy_error=False)
+CONVERTER = LatexToMathML(fancy_error=False)
 
 
 class Formulas(SphinxTransform):
@@ -39,10 +33,8 @@ class Formulas(SphinxTransform):
 def mathml(node: nodes.Element, block: bool) -> str:
     """A formula for the page; what cannot be read is a warning, which fails the build."""
     tex = node.get("tex", node.astext()).strip()
-    if environment := ENVIRONMENT.fullmatch(tex):
-        tex = environment[3].strip()
     try:
-        return converter().convert_with_local_state(
+        return CONVERTER.convert_with_local_state(
             WORD_AS_INDEX.sub(r"_\\text{\1}", tex), displaystyle=block
         )
     except LatexError as error:

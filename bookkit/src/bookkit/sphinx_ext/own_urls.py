@@ -6,18 +6,15 @@ that does not exist is a warning, which fails the build. All links are checked o
 those of pages that did not change.
 """
 
-from collections.abc import Iterator
+from typing import Any
 
 from docutils import nodes
-from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
-from sphinx.builders import Builder
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
-from sphinx.util.nodes import make_refnode
 
-from bookkit.model.addresses import meaning_of_url
+from bookkit.model.addresses import Target, meaning_of_url
 from bookkit.model.book import Book
 
 logger = logging.getLogger(__name__)
@@ -26,55 +23,34 @@ logger = logging.getLogger(__name__)
 class OwnUrls(SphinxTransform):
     default_priority = 25  # after the translation (20)
 
-    def apply(self) -> None:
+    def apply(self, **_: Any) -> None:
         book = Book(self.app.srcdir)
         for image in self.document.findall(nodes.image):
             found = meaning_of_url(image["uri"], book)
-            if found and found.kind == "static" and found.name.startswith("figures/"):
-                continue  # bookkit.sphinx_ext.figures puts the drawing itself there
-            if found and found.kind == "static":
+            if found and found.kind == "static" and not found.name.startswith("figures/"):
                 image["uri"] = f"/site/static/{found.name}"
-            elif found:
-                image["uri"] = f"/book/images/{found.name}"
-        for link in list(self.document.findall(nodes.reference)):
+        for link in self.document.findall(nodes.reference):
             found = meaning_of_url(link.get("refuri", ""), book)
-            if not found or found.kind == "repository":
-                continue
-            if found.kind == "unknown":
+            if found and found.kind == "unknown":
                 logger.warning("the book has no page %s", link["refuri"], location=link)
-            elif found.language:  # on purpose to another language: it stays as it is
-                note_link(self.env, found.name, found.anchor, link)
-            elif found.kind == "page":
-                note_link(self.env, found.name, found.anchor, link)
-                xref = pending_xref(
-                    "",
-                    *link.children,
-                    refdomain="",
-                    reftype="book",
-                    reftarget=found.name,
-                    refanchor=found.anchor,
-                    refdoc=self.env.docname,
-                )
-                link.replace_self(xref)
-            elif self.app.builder.format == "html":
-                up = "../" * self.env.docname.count("/")
-                folder = {"static": "_static/", "image": "_images/"}.get(found.kind, "")
-                link["refuri"] = up + folder + found.name
+            elif found and found.kind != "repository":
+                self.keep_inside(link, found)
 
-
-def note_link(env: BuildEnvironment, page: str, anchor: str, link: nodes.Node) -> None:
-    links = env.metadata[env.docname].setdefault("book_links", [])
-    links.append((page, anchor, link.line or (link.parent.line if link.parent else None)))
-
-
-def resolve(
-    app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.Element
-) -> nodes.Element | None:
-    if node.get("reftype") != "book" or node["reftarget"] not in env.found_docs:
-        return None
-    children = nodes.inline("", "", *node.children)
-    builder: Builder = app.builder
-    return make_refnode(builder, node["refdoc"], node["reftarget"], node["refanchor"], children)
+    def keep_inside(self, link: nodes.reference, to: Target) -> None:
+        """Make a link relative, but for one that leads to another language on purpose."""
+        page = self.env.docname
+        if to.kind == "page":
+            links = self.env.metadata[page].setdefault("book_links", [])
+            links.append((to.name, to.anchor, link.line or link.parent.line))
+        if to.language or self.app.builder.format != "html":
+            return
+        if to.kind == "page":
+            anchor = f"#{to.anchor}" if to.anchor else ""
+            link["refuri"] = self.app.builder.get_relative_uri(page, to.name) + anchor
+            link["internal"] = True
+        else:
+            folder = "_static/" if to.kind == "static" else ""
+            link["refuri"] = "../" * page.count("/") + folder + to.name
 
 
 def remember_anchors(app: Sphinx, doctree: nodes.document) -> None:
@@ -83,22 +59,17 @@ def remember_anchors(app: Sphinx, doctree: nodes.document) -> None:
     app.env.metadata[app.env.docname]["book_anchors"] = ids
 
 
-def dead_links(env: BuildEnvironment) -> Iterator[tuple[str, int | None, str]]:
+def warn_of_dead_links(app: Sphinx, env: BuildEnvironment) -> None:
     for page in sorted(env.found_docs):
         for other, anchor, line in env.metadata[page].get("book_links", []):
             if other not in env.found_docs:
-                yield page, line, f"the book has no page {other}"
+                logger.warning("the book has no page %s", other, location=(page, line))
             elif anchor and anchor not in env.metadata[other].get("book_anchors", ()):
-                yield page, line, f"page {other} has no heading #{anchor}"
-
-
-def warn_of_dead_links(app: Sphinx, env: BuildEnvironment) -> None:
-    for page, line, message in dead_links(env):
-        logger.warning(message, location=(page, line))
+                what = "page %s has no heading #%s"
+                logger.warning(what, other, anchor, location=(page, line))
 
 
 def setup(app: Sphinx) -> None:
     app.add_transform(OwnUrls)
     app.connect("doctree-read", remember_anchors, priority=900)
-    app.connect("missing-reference", resolve)
     app.connect("env-check-consistency", warn_of_dead_links)

@@ -7,13 +7,11 @@ English, and a banner at the top of its page says how much does.
 
 import gettext
 import io
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import polib
 import sphinx.locale
 from docutils import nodes
+from sphinx.addnodes import toctree
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util.nodes import extract_messages
@@ -27,9 +25,10 @@ from bookkit.words.messages import comments_of_page
 PYTHON = {"ipython3", "ipython", "python", "python3"}
 
 
-def catalogue(app: Sphinx) -> Catalogue:
+def address(app: Sphinx, config: Config) -> None:
+    """A translated site lies below the source language's."""
     book = Book(app.srcdir)
-    return catalogue_of(book, book.language(app.config.language))
+    config.html_baseurl = book.site + book.language(config.language).path
 
 
 def words_of_site(app: Sphinx, config: Config) -> None:
@@ -53,22 +52,20 @@ def translate_page(app: Sphinx, doctree: nodes.document) -> None:
     page = app.env.docname
     if app.config.language == book.languages[0].code or app.builder.format != "html":
         return
-    if page not in book.pages:
-        return
-    known = catalogue(app)
-    translate_comments(doctree, known.translations)
-    translate_drawings(doctree, Translator(known.translations))
+    known = catalogue_of(book, book.language(app.config.language))
+    drawings = Translator(known.translations)
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") in PYTHON:
+            replace_text(block, with_comments(block.astext(), known.translations))
+    for raw in doctree.findall(nodes.raw):
+        replace_text(raw, drawings.output(raw.astext()))
     slant_latin(doctree)
     app.env.metadata[page]["book_translation"] = count_english(book, page, known, doctree)
 
 
-def translate_comments(doctree: nodes.document, messages: Mapping[str, str]) -> None:
-    for block in doctree.findall(nodes.literal_block):
-        if block.get("language") in PYTHON:
-            new = with_comments(block.astext(), messages)
-            if new != block.astext():
-                block.rawsource, block.children = new, []
-                block += nodes.Text(new)
+def replace_text(node: nodes.Element, text: str) -> None:
+    node.rawsource, node.children = text, []
+    node += nodes.Text(text)
 
 
 def slant_latin(doctree: nodes.document) -> None:
@@ -77,15 +74,6 @@ def slant_latin(doctree: nodes.document) -> None:
         # A caption is emphasised as a whole in Markdown only.
         if node.astext().isascii() and not isinstance(node.parent, nodes.caption):
             node["classes"].append("latin")
-
-
-def translate_drawings(doctree: nodes.document, translator: Translator) -> None:
-    for raw in doctree.findall(nodes.raw):
-        if "html" in raw.get("format", "").split():
-            new = translator.output(raw.astext())
-            if new != raw.astext():
-                raw.rawsource, raw.children = new, []
-                raw += nodes.Text(new)
 
 
 def count_english(
@@ -104,30 +92,25 @@ def count_english(
     return sum(state != "translated" for state in states), len(states)
 
 
-def banner(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
-) -> None:
-    english, total = app.env.metadata.get(pagename, {}).get("book_translation", (0, 0))
-    if english:
-        book = Book(app.srcdir)
-        context["book_translation"] = {
-            "left": english,
-            "total": total,
-            "how": f"{book.repo}/blob/{book.ref}/TRANSLATING.md",
-        }
+# Two things that Sphinx's translated builds lose.
 
 
-def hero(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
-) -> None:
-    """The drawing of the first page, which no cell made."""
-    if pagename == app.config.root_doc:
-        svg = Path(app.srcdir, "site", "templates", "hero-drawing.svg").read_text("utf-8")
-        context["book_hero_drawing"] = Translator(catalogue(app).translations).output(svg)
+def mend(app: Sphinx, doctree: nodes.document) -> None:
+    # 1. Links to headings inside a page ([x](#slug)): each parsed translation overwrites the
+    #    page's table of headings.
+    app.env.metadata[app.env.docname]["myst_slugs"] = {
+        node["slug"]: (node.line or 0, node["ids"][0], node[0].astext())
+        for node in doctree.findall(nodes.section)
+        if node.get("slug")
+    }
+    # 2. Captions in _toc.yml: they are inserted after the translation.
+    for tree in doctree.findall(toctree):
+        if tree.get("caption"):
+            tree["caption"] = app.translator.gettext(tree["caption"])
 
 
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", words_of_site)
+    app.connect("config-inited", address)
     app.connect("doctree-read", translate_page, priority=850)  # before anchors are remembered
-    app.connect("html-page-context", banner)
-    app.connect("html-page-context", hero)
+    app.connect("doctree-read", mend, priority=900)
