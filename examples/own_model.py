@@ -144,8 +144,7 @@ def program_of(model, optimizer, mesh, tokens_BS):
         return train_step.lower(model, optimizer, tokens_BS).compile()
 
 
-def check_moves(model, optimizer, mesh, tokens_BS):
-    program = program_of(model, optimizer, mesh, tokens_BS)
+def check_moves(program, model):
     weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
     shapes = {weight.shape for _, weight in weights}
     moved = {collective.shape for collective in ms.collectives(program)}
@@ -157,7 +156,7 @@ def check(model, optimizer, mesh, steps):
     """Check for three silent mistakes; raise AssertionError if one was made."""
     check_weights(model, mesh)
     check_steps(optimizer, steps)
-    check_moves(model, optimizer, mesh, batch_of(0, mesh))
+    check_moves(program_of(model, optimizer, mesh, batch_of(0, mesh)), model)
 
 
 def save(path, model, optimizer):

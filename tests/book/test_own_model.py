@@ -147,10 +147,11 @@ def test_each_check_catches_its_mistake(mistake):
 def test_a_small_batch_fails_the_third_check_as_the_page_shows(page):
     """Eight examples of 16 tokens: arrays with the shape of activations move between devices."""
     model, optimizer = page.resume(page.folder / "40", page.mesh)
-    page.check_moves(model, optimizer, page.mesh, page.batch_of(0, page.mesh))
+    page.check_moves(page.program, model)
     assert page.small.shape == (8, 17)
+    program = page.program_of(model, optimizer, page.mesh, page.small)
     with pytest.raises(AssertionError, match="activations move") as caught:
-        page.check_moves(model, optimizer, page.mesh, page.small)
+        page.check_moves(program, model)
     assert "(8, 16, 64)" in str(caught.value)  # B, S and D of this batch
 
 
