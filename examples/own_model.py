@@ -127,6 +127,38 @@ def train(model, optimizer, mesh, until):
     return model, optimizer, {number: float(loss) for number, loss in losses.items()}
 
 
+def check_weights(model, mesh):
+    for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        wanted = jax.NamedSharding(mesh, P(*spec_of(path)))
+        assert weight.sharding.is_equivalent_to(wanted, weight.ndim), f"{path} moved"
+
+
+def check_steps(optimizer, steps):
+    assert optimizer.step[...] == steps, "the step does not return the optimizer"
+
+
+def program_of(model, optimizer, mesh, tokens_BS):
+    """Compile the step for this batch."""
+    with jax.set_mesh(mesh):
+        train_step = compiled_step(model, optimizer)
+        return train_step.lower(model, optimizer, tokens_BS).compile()
+
+
+def check_moves(program, model):
+    weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    shapes = {weight.shape for _, weight in weights}
+    moved = {collective.shape for collective in ms.collectives(program)}
+    others = sorted(moved - shapes - {()})
+    assert not others, f"activations move: {others}"
+
+
+def check(model, optimizer, mesh, steps):
+    """Check for three silent mistakes; raise AssertionError if one was made."""
+    check_weights(model, mesh)
+    check_steps(optimizer, steps)
+    check_moves(program_of(model, optimizer, mesh, batch_of(0, mesh)), model)
+
+
 def save(path, model, optimizer):
     ocp.save(path, nnx.state((model, optimizer)))
 
@@ -136,23 +168,6 @@ def resume(path, mesh):
     with jax.set_mesh(mesh):
         graphdef, target = nnx.get_abstract_model(make, mesh)
         return nnx.merge(graphdef, ocp.load(path, target))
-
-
-def check(model, optimizer, mesh, steps):
-    """Check for three silent mistakes; raise AssertionError if one was made."""
-    weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    for path, weight in weights:
-        wanted = jax.NamedSharding(mesh, P(*spec_of(path)))
-        assert weight.sharding.is_equivalent_to(wanted, weight.ndim), f"{path} moved"
-
-    assert optimizer.step[...] == steps, "the step does not return the optimizer"
-
-    with jax.set_mesh(mesh):
-        train_step = compiled_step(model, optimizer)
-        program = train_step.lower(model, optimizer, batch_of(0, mesh)).compile()
-    shapes = {weight.shape for _, weight in weights}
-    moved = {collective.shape for collective in ms.collectives(program)}
-    assert moved <= shapes | {()}, f"activations move: {moved - shapes}"
 
 
 def main():

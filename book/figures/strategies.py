@@ -3,17 +3,18 @@
 from kit import DATA, INK, MODEL, figure, frame, kept, line, lines, rect, say, shape, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("strategies", "models", "weights", "bytes", "strategies", "per-device")
+PAGE = run_cells("strategies", "models", "state", "activations", "strategies", "per-device")
 MACHINES = run_cells("communication-bound", "machines")["machines"]
 MODELS = {"1B": PAGE["llama_1b"], "8B": PAGE["llama_8b"]}
 TOKENS = 4096
+LAYER = 218_112_000  # weights in one layer of the 8B model
 SHADES = {"weights": 0.9, "gradients": 0.66, "masters": 0.44, "moments": 0.25, "activations": 0.1}
 DEVICES = {16: "TPU v5e", 80: "H100", 192: "MI300X"}  # GB
 
 
 def parts_of(m):
     """{what is stored: GB} on one device that trains the model alone."""
-    gb = {name: size * PAGE["count"](m) / 1e9 for name, size in PAGE["STATE"].items()}
+    gb = {name: size * m.weights / 1e9 for name, size in PAGE["STATE"].items()}
     gb["activations"] = (PAGE["layer_inputs"](m, TOKENS) + PAGE["logits"](m, TOKENS)) / 1e9
     return gb
 
@@ -118,8 +119,9 @@ def strategy_grid():
         drawn += lines(0, y + 18, 14, HEADINGS[name], 12, bold=True)
         for number, column in enumerate(COLUMNS):
             drawn += tile(LEFT + (SIDE + GAP) * number, y, *pieces(name, column))
-        state = PAGE["state_per_device"](MODELS["8B"], by)
-        total = (state + sum(PAGE["activations_per_device"](MODELS["8B"], by, 8 * TOKENS))) / 1e9
+        total = PAGE["state_per_device"](MODELS["8B"], by) / 1e9
+        total += PAGE["layer_inputs"](MODELS["8B"], 8 * TOKENS) / by.examples / 1e9
+        total += PAGE["logits"](MODELS["8B"], 8 * TOKENS) / 8 / 1e9  # always in eight pieces
         drawn.append(text(360, y + 25, f"{total:.1f}", 13, "end", True))
         shares = [rows * columns for rows, columns in (pieces(name, c) for c in COLUMNS)]
         held = ", ".join(
@@ -137,19 +139,15 @@ def strategy_grid():
 
 def communication_bound():
     """For three numbers of tokens: the communication's time, which stays, and the arithmetic's."""
-    h100, m = MACHINES["H100, in a node"], MODELS["8B"]
-    layer = sum(
-        PAGE["math"].prod(shape) for name, shape in PAGE["weight_shapes"](m).items() if "_L" in name
-    )
-    layer //= m.L
+    h100 = MACHINES["H100, in a node"]
     limit = round(h100.flops / h100.bandwidth)
-    wire = 2 * layer / h100.bandwidth * 1e3  # ms
+    wire = 2 * LAYER / h100.bandwidth * 1e3  # ms
     left, scale = 66, 294 / 2.0  # px for a millisecond
     drawn = [text(0, 12, say("tokens per device"), 12), text(360, 12, say("time →"), 11, "end")]
     spoken = []
     for number, tokens in enumerate((1024, limit, 4096)):
         y = 30 + 62 * number
-        arithmetic = 2 * layer * tokens / h100.flops * 1e3
+        arithmetic = 2 * LAYER * tokens / h100.flops * 1e3
         drawn.append(text(0, y + 20, f"{tokens:,}", 14, bold=True))
         for i, (name, ms, fill, opacity) in enumerate(
             [("communication", wire, DATA, 1), ("arithmetic", arithmetic, INK, 0.4)]
