@@ -12,8 +12,7 @@ from bookkit.model.chapter import parse
 from bookkit.sphinx_ext.figures import in_language
 from bookkit.words.catalogues import catalogue_of
 from bookkit.words.comments import FUNCTIONS_AND_CLASSES, comments, with_comments
-from bookkit.words.drawn import Translator, of_meshscope
-from meshscope._messages import MESSAGES as OF_MESHSCOPE
+from bookkit.words.drawn import Translator
 from toy import ROOT
 
 BOOK = Book()
@@ -114,10 +113,6 @@ def test_a_figure_that_meshscope_drew_is_shown_in_chinese():
         for text in ElementTree.fromstring(in_language(BOOK, chinese, svg)).iter()
     ]
     assert {"沿 data(2) 各有副本", "每個裝置：8×4"} < {*shown}
-
-
-def test_messages_of_meshscope_are_read_from_its_list():
-    assert of_meshscope() == OF_MESHSCOPE
 
 
 def test_a_drawing_is_translated_and_keeps_names_and_numbers():
