@@ -74,9 +74,9 @@ figures: venv ## draw the figures, and write those that changed
 po: venv ## update the catalogues for translators, locale/*/LC_MESSAGES/book.po (needs gettext)
 	@$(RUN) bookkit po
 
-translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)
+translations: venv ## how much is translated, and what is broken (LIST=yes: every message)
 	@$(if $(MSGFMT),.ci/need msgfmt gettext)
-	@$(RUN) bookkit translations $(if $(LIST),--list) $(if $(MSGFMT),--msgfmt)
+	@$(RUN) bookkit translations $(if $(LIST),--list)
 
 # They are in a folder of their own: nothing that is installed in $(VENV) sees them.
 COMPILERS := _build/compilers
