@@ -126,13 +126,14 @@ def test_breaking_a_message_is_seen(how):
     assert [one for one in found if one.startswith(f"{check}: ") and says in one], (text, found)
 
 
-def test_a_line_more_than_the_drawing_has_is_named():
-    for told, wrong in (("一張\n記憶體", False), ("一張", False), ("一\n張\n記憶體", True)):
-        about = {"comment": f"In a drawing. {ABOUT_LINES}"}
-        entry = polib.POEntry(msgid="memory\nof one", msgstr=told, **about)
-        assert [one.startswith("lines: ") for one in check_message(entry, Style())] == [
-            True
-        ] * wrong
+@pytest.mark.parametrize(
+    "told, fits", [("一張\n記憶體", True), ("一張", True), ("一\n張\n記憶體", False)]
+)
+def test_a_line_more_than_the_drawing_has_is_named(told, fits):
+    about = {"comment": f"In a drawing. {ABOUT_LINES}"}
+    entry = polib.POEntry(msgid="memory\nof one", msgstr=told, **about)
+    found = list(check_message(entry, Style()))
+    assert not found if fits else found[0].startswith("lines: ")
 
 
 def small(root, *translations):
@@ -225,18 +226,17 @@ HAN_HAN, HAN_LATIN = (
 
 @pytest.mark.parametrize("text", [
     "請查[術語表](a.md)；見[第 1 章](b.md)與[第 3 章](c.md)。", "叫做[**分片**](a.md)（sharding），是*網格*（mesh）。",
-    "用 [Flax 的文件](a.md)說明。", "這是[論文 ZeRO](a.md) 的結果。", "見 [`jax.jit`](a.md) 的說明。", "在 [8 個裝置](a.md)上。",
-    "共[裝置 8](a.md) 與 [$n$ 個](a.md)。", "見「[術語表](a.md)」。", "**[環（ring）](a.md)** 是環。", "[甲](a.md)[乙](b.md)。",
+    "用 [Flax 的文件](a.md)說明。", "見 [`jax.jit`](a.md) 的說明。", "共[裝置 8](a.md) 與 [$n$ 個](a.md)。",
+    "見「[術語表](a.md)」。", "**[環（ring）](a.md)** 是環。", "[甲](a.md)[乙](b.md)。",
 ])  # fmt: skip
 def test_a_link_is_spaced_as_what_it_says(text):
     assert punctuation(text) == []
 
 
 @pytest.mark.parametrize("text, says", [
-    ("請查 [術語表](a.md)。", HAN_HAN), ("[術語表](a.md) 裡有。", HAN_HAN), ("叫做 [**分片**](a.md)。", HAN_HAN),
-    ("這是 *網格*（mesh）。", HAN_HAN), ("[甲](a.md) [乙](b.md)。", HAN_HAN), ("用[Flax 的文件](a.md)。", HAN_LATIN),
-    ("這是[論文 ZeRO](a.md)的。", HAN_LATIN), ("見[`jax.jit`](a.md)。", HAN_LATIN), ("在 [8 個裝置](a.md) 上。", HAN_HAN),
-    ("見 「[術語表](a.md)」。", "no space beside full-width signs"), ("[術語表](a.md) ；", "no space beside full-width signs"),
+    ("請查 [術語表](a.md)。", HAN_HAN), ("叫做 [**分片**](a.md)。", HAN_HAN), ("這是 *網格*（mesh）。", HAN_HAN),
+    ("用[Flax 的文件](a.md)。", HAN_LATIN), ("見[`jax.jit`](a.md)。", HAN_LATIN),
+    ("見 「[術語表](a.md)」。", "no space beside full-width signs"),
 ])  # fmt: skip
 def test_a_link_that_is_spaced_otherwise_is_seen(text, says):
     assert punctuation(text) == [says]
@@ -260,10 +260,6 @@ def test_words_in_a_formula_are_no_placeholder(english, translated, markdown):
 def test_a_formula_that_lost_something_is_seen(english, translated, markdown, check):
     found = unlike_english(english, translated, markdown)
     assert [one.partition(":")[0] for one in found] == [check]
-
-
-def test_words_in_a_formula_are_read_for_terms_too():
-    assert list(STYLE.words(as_signs(r"\frac{\text{ 設備 }}{A}")))
 
 
 # The report.
