@@ -104,12 +104,10 @@ def test_what_the_book_no_longer_says_is_kept_and_found_again(translated):
     assert translated.known.translations[ONE[3]] == f"（{ONE[3]}）"
 
 
-def test_a_new_language_begins_with_a_catalogue_that_gettext_accepts(book, capsys):
+def test_a_new_language_begins_with_a_catalogue_that_gettext_accepts(book):
     book.say(one=ONE, two=["Other words."])
     assert '"Language: zh_TW\\n"' in book.file.read_text("utf-8")
     po.run_gettext("msgfmt", "--check", "-o", "/dev/null", book.file)
-    said = capsys.readouterr().out
-    assert said.endswith(" missing: locale/zh_TW/LC_MESSAGES/book.po\n") and " 0 fuzzy" in said
 
 
 def test_messages_stand_once_in_the_order_of_the_book_with_their_files(book):

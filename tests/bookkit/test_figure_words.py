@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 from bookkit.model.book import Book
-from bookkit.sphinx_ext.figures import in_language
 from bookkit.words.catalogues import has_words
 from bookkit.words.drawn import PLACE, Translator, messages_in_drawing
 from bookkit.words.messages import drawn_messages
@@ -127,10 +126,3 @@ def test_every_message_says_in_which_figures_it_is():
     comments = {message.msgid: message.comment for message in MESSAGES}
     assert comments["Nothing cast"] == "In a drawing."
     assert "Names in braces" in comments["process {number}"]
-
-
-def test_figures_have_chinese_words_on_chinese_pages():
-    svg = (ROOT / "book" / "figures" / "reading.svg").read_text("utf-8")
-    english, chinese = BOOK.languages[0], BOOK.language("zh_TW")
-    assert in_language(BOOK, english, svg) == svg
-    assert {"快速入門", "1 網格", "9 FSDP"} < {*texts(in_language(BOOK, chinese, svg))}

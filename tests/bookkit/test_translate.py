@@ -1,19 +1,9 @@
 """Translated notebooks: each message replaced, everything else byte for byte."""
 
-import re
-from pathlib import Path
-
 import nbformat
 
 from bookkit.model.book import Book
-from bookkit.words.catalogues import Catalogue
-from bookkit.words.notebooks import (
-    ENGLISH_LEFT,
-    messages_in_markdown,
-    summaries,
-    translate_markdown,
-    translate_notebook,
-)
+from bookkit.words.notebooks import translate_markdown, translate_notebook
 
 MESSAGES = {
     "A claim": "主張",
@@ -97,11 +87,6 @@ def test_without_messages_nothing_changes():
     assert translate_markdown(text, {}) == text
 
 
-def catalogue(messages):
-    """What is known of a language: finished messages by their English."""
-    return Catalogue(Path(), {}, messages)
-
-
 def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_code():
     book = Book()
     chinese = book.language("zh-TW")
@@ -115,42 +100,17 @@ def test_links_and_badge_lead_to_the_translation_and_only_comments_change_in_cod
     english = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell(source)]
     )
-    words = {"Open in Colab": "在 Colab 開啟", ENGLISH_LEFT: "未譯"}
-    known = catalogue(MESSAGES | words)
+    known = MESSAGES | {"Open in Colab": "在 Colab 開啟"}
     made = translate_notebook(english, book, page, chinese, known)
     assert made.cells[0].source == (
         f"# 主張\n\n[![在 Colab 開啟]({book.site}_static/colab-badge.svg)]"
         f"({book.colab_url(page, chinese)}) [Read this chapter on the site]"
-        f"({book.page_url(page, chinese)})\n\n<small>未譯</small>\n\n"
+        f"({book.page_url(page, chinese)})\n\n"
         f"See [there]({book.site}zh-TW/book/reference/run.html#x)."
     )
     assert "/notebooks/zh-TW/" in book.colab_url(page, chinese)
     assert made.cells[1].source == source.removesuffix("item") + "項目"
     assert english.cells[0].source == text and english.cells[1].source == source
-
-
-def test_a_notebook_that_is_partly_in_english_says_so_once_at_its_top():
-    book = Book()
-    page, chinese = book.chapters[0], book.language("zh-TW")
-    badge = f"[![Open in Colab]({book.site}_static/colab-badge.svg)]({book.colab_url(page)}) [Read this chapter on the site]({book.page_url(page)})"
-    english = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_markdown_cell(
-                f"# A claim\n\n{badge}\n\nA paragraph that nobody translated.\n\nsame"
-            ),
-            nbformat.v4.new_markdown_cell("Another one.\n\n- item"),
-        ]
-    )
-    known = catalogue(MESSAGES | {ENGLISH_LEFT: "未譯完"})
-    made = translate_notebook(english, book, page, chinese, known)
-    assert re.sub(r"\[!.*", "BADGE", made.cells[0].source) == (
-        "# 主張\n\nBADGE\n\n<small>未譯完</small>\n\nA paragraph that nobody translated.\n\n相同"
-    )
-    assert made.cells[1].source == "Another one.\n\n- 項目"
-    whole = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_markdown_cell(f"# A claim\n\n{badge}\n\nsame")]
-    )
-    assert "未譯完" not in translate_notebook(whole, book, page, chinese, known).cells[0].source
 
 
 def test_summaries_of_folds_are_messages():
@@ -177,14 +137,6 @@ Inside.
         "item": "項目",
         "In <code>x</code>,   of two lines": "在 <code>x</code> 裡",
     }
-    assert messages_in_markdown(text) == [
-        "Answer",
-        "item",
-        "a list",
-        "In <code>x</code>,   of two lines",
-        "Inside.",
-    ]
-    assert summaries(text) == ["Answer", "In <code>x</code>,   of two lines"]
     made = translate_markdown(text, messages)
     assert made == text.replace("Answer", "答案").replace("item", "項目").replace(
         "\n  In <code>x</code>,\n  of two lines ", "在 <code>x</code> 裡"

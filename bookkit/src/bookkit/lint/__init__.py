@@ -1,1 +1,1 @@
-"""The rules of pages, the faults planted in them, the rows that they must prove."""
+"""The rules of pages that neither Sphinx, nor ruff, nor codespell knows."""

@@ -29,9 +29,6 @@ def find_root() -> Path:
     )
 
 
-KINDS = ("chapter", "page", "reference")  # of pages: rules say which they bind
-
-
 @dataclass(frozen=True)
 class Language:
     code: str  # as Sphinx and gettext spell it: zh_TW

@@ -41,11 +41,6 @@ class Section:
         return [text.strip() for _, text in CODE_SPAN.findall(self.heading)]
 
     @property
-    def is_entry(self) -> bool:
-        """On a page of messages: all but groups of entries, and what is only said."""
-        return bool(self.code or self.messages)
-
-    @property
     def fragments(self) -> list[str]:
         """The pieces of the messages that do not vary."""
         return [one for text in self.messages for one in VARIES.split(text) if one.strip()]

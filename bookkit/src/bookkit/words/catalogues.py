@@ -14,7 +14,7 @@ from typing import Literal
 
 import polib
 
-from bookkit.model.book import Book, Language
+from bookkit.model.book import Book, Language, Problem
 
 State = Literal["translated", "fuzzy", "missing"]
 DOMAIN = "book"  # gettext_compact in _config.yml
@@ -61,7 +61,10 @@ def catalogue_of(book: Book, language: Language) -> Catalogue:
 @functools.lru_cache(maxsize=4)  # reading takes seconds, and every page asks
 def read_catalogue(path: Path, changed: int) -> Catalogue:
     """Read a catalogue that was changed at this time; 0: there is none."""
-    file = polib.pofile(str(path), wrapwidth=0) if changed else []
+    try:
+        file = polib.pofile(str(path), wrapwidth=0) if changed else []
+    except (OSError, ValueError) as error:
+        raise Problem(f"{error}. Correct that line, or save the file with Poedit.") from None
     entries = {entry.msgid: entry for entry in file if not entry.obsolete}
     done = {text: e.msgstr for text, e in entries.items() if e.msgstr and not e.fuzzy}
     return Catalogue(path, entries, done)

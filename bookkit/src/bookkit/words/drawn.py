@@ -8,36 +8,23 @@ Words of charts that pages draw themselves stay English.
 
 from __future__ import annotations
 
-import functools
 import html
-import importlib.util
 import json
 import re
-import runpy
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-from bookkit.model.book import Problem
-
 PLACE = re.compile(r"\{(\w+)\}")
+MARK = re.compile("[\ue000-\uf8ff]")  # in place of a tag
+MARKS = f"{MARK.pattern}*"
+LINE_OF = re.compile(r'\bdata-line="(\d+)"')
+DATA = re.compile(r"""\bdata-message="([^"]*)"(?: data-values='([^']*)')?""")
+LABEL = re.compile(r'<[^<>]*\baria-label="(?P<label>[^"]*)"[^<>]*>')
+ELEMENT = re.compile(
+    r"(<(text|title|caption|th|td|b|summary)\b[^<>]* data-message[^<>]*>)(.*?)(</\2>)", re.S
+)
 # What a text carries as data: its message, and what its places hold, names or further sentences.
 Sentence = tuple[str, Mapping[str, "str | Sentence"]]
-
-
-@functools.cache
-def messages_of_meshscope() -> dict[str, Any]:
-    """The names of src/meshscope/_messages.py, without importing what else meshscope needs."""
-    package = importlib.util.find_spec("meshscope")
-    if package is None or package.origin is None:
-        raise Problem("meshscope is not installed: run `make venv`")
-    return runpy.run_path(str(Path(package.origin).with_name("_messages.py")))
-
-
-def of_meshscope() -> tuple[str, ...]:
-    """All messages of meshscope, from its list."""
-    return tuple(messages_of_meshscope()["MESSAGES"])
 
 
 def messages_in_drawing(svg: str) -> Iterator[str]:
@@ -78,21 +65,14 @@ class Translator:
         if isinstance(said, str):
             return text
         message, values = said
-        parts = PLACE.split(message)
-        outside = re.fullmatch(f"({MARK.pattern}*)(.*?)({MARK.pattern}*)", text, re.S)
-        assert outside is not None  # every text is some marks, others, and some marks
-        head, tail = outside[1] if parts[0] else "", outside[3] if parts[-1] else ""
-        text = text[len(head) : len(text) - len(tail)]  # tags around all of it, not around a value
-        done, at = {}, 0
-        for n, part in enumerate(parts):
-            if n % 2 == 0:
-                at += len(part)
-                continue
-            start, left = at, len(as_executed(values[part]))
-            while at < len(text) and (left or MARK.match(text[at])):
-                left -= not MARK.match(text[at])
-                at += 1
-            done[part] = self.coloured(text[start:at], values[part])
+        parts = PLACE.split(message)  # words, place, words, place, words
+        names = parts[1::2]
+        parts[1::2] = [f"({with_marks(ENGLISH.said(values[name]))})" for name in names]
+        parts[::2] = map(re.escape, parts[::2])
+        found = re.fullmatch(f"({MARKS}?){''.join(parts)}({MARKS})", text)  # tags around all of it
+        assert found is not None, f"{text!r} is not {message!r}"
+        head, *pieces, tail = found.groups()
+        done = {n: self.coloured(piece, values[n]) for n, piece in zip(names, pieces)}
         return head + filled(self.message(message), done) + tail
 
     def inside(self, markup: str, said: Sentence, line: int | None) -> str:
@@ -105,7 +85,7 @@ class Translator:
 
         text = html.unescape(re.sub(r"<[^<>]+>", hide, markup))
         old = text.strip()
-        if MARK.sub("", old) != line_of(as_executed(said), line):
+        if MARK.sub("", old) != line_of(ENGLISH.said(said), line):
             return markup  # another text than its data say: not a drawing of ours
         new = line_of(self.said(said), line) if line is not None else self.coloured(old, said)
         if new == old:
@@ -141,10 +121,6 @@ def data(tag: str) -> Sentence | None:
     return html.unescape(found[1]), json.loads(html.unescape(found[2] or "{}"))
 
 
-def as_executed(said: str | Sentence) -> str:
-    return said if isinstance(said, str) else str(messages_of_meshscope()["filled"](*said))
-
-
 def line_of(text: str, line: int | None) -> str:
     """One of its lines; a translation may have fewer."""
     if line is None:
@@ -152,14 +128,13 @@ def line_of(text: str, line: int | None) -> str:
     return dict(enumerate(text.split("\n"))).get(line, "")
 
 
+def with_marks(text: str) -> str:
+    """A regular expression for a text that may have tags in and around it."""
+    return MARKS + "".join(re.escape(sign) + MARKS for sign in text)
+
+
 def filled(message: str, values: Mapping[str, str]) -> str:
     return PLACE.sub(lambda place: values[place[1]], message)
 
 
-MARK = re.compile("[\ue000-\uf8ff]")  # in place of a tag
-LINE_OF = re.compile(r'\bdata-line="(\d+)"')
-DATA = re.compile(r"""\bdata-message="([^"]*)"(?: data-values='([^']*)')?""")
-LABEL = re.compile(r'<[^<>]*\baria-label="(?P<label>[^"]*)"[^<>]*>')
-ELEMENT = re.compile(
-    r"(<(text|title|caption|th|td|b|summary)\b[^<>]* data-message[^<>]*>)(.*?)(</\2>)", re.S
-)
+ENGLISH = Translator({})

@@ -1,9 +1,8 @@
 """The messages of the book that Sphinx does not find, each found without running anything.
 
 In code: comments and docstrings. In drawings of meshscope and the figures of book/figures/: what
-they carry as data.
-Each entry of the template names the file where it is seen, and its comment says what it is:
-it is plain text, and what Sphinx finds is Markdown.
+they carry as data. Each entry of the template names the file where it is seen, and its comment says
+what it is: it is plain text, and what Sphinx finds is Markdown.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from bookkit.model.book import Book
 from bookkit.model.chapter import parse
 from bookkit.words.catalogues import has_words
 from bookkit.words.comments import FORM, Comment, comments
-from bookkit.words.drawn import PLACE, messages_in_drawing, of_meshscope
+from bookkit.words.drawn import PLACE, messages_in_drawing
 
 ABOUT_COMMENT = "Comment beside this code: "
 ABOUT_FORM = "Name of a folded cell."
@@ -53,7 +52,9 @@ def code_beside(code: str, comment: Comment) -> str:
 
 def drawn_messages(book: Book) -> Iterator[polib.POEntry]:
     """What drawings say: those of meshscope, and the figures with their names."""
-    for text in of_meshscope():
+    from meshscope._messages import MESSAGES  # which imports JAX: not for every page
+
+    for text in MESSAGES:
         yield drawn(text, OF_MESHSCOPE)
     for path in sorted((book.root / "book" / "figures").glob("*.svg")):
         for text in messages_in_drawing(path.read_text("utf-8")):
@@ -62,9 +63,12 @@ def drawn_messages(book: Book) -> Iterator[polib.POEntry]:
 
 
 def drawn(text: str, file: str) -> polib.POEntry:
-    places = bool(PLACE.search(text))
-    about = [ABOUT_DRAWING, *[ABOUT_PLACES] * places, *[ABOUT_LINES] * ("\n" in text)]
-    flags = ["python-brace-format"] if places else []
+    about, flags = [ABOUT_DRAWING], []
+    if PLACE.search(text):
+        about.append(ABOUT_PLACES)
+        flags.append("python-brace-format")
+    if "\n" in text:
+        about.append(ABOUT_LINES)
     return polib.POEntry(msgid=text, comment=" ".join(about), flags=flags, occurrences=[(file, "")])
 
 

@@ -1,11 +1,10 @@
 """Chapters' notebooks in another language, from the same catalogues as the site: locale/*.po.
 
 Message by message, as gettext does: a paragraph, heading, list item, table cell or alt text that
-has a translation is replaced; everything else stays English, byte for byte, and a line below the
-badge says so.
-Comments in code are replaced too, code is not touched (bookkit/words/comments.py).
-Links to the book's own pages go to the translated pages, figures are those with translated words,
-and the badge opens the translated notebook. `make sync` writes them; there is nothing to run here.
+has a translation is replaced; everything else stays English, byte for byte. Comments in code are
+replaced too, code is not touched (bookkit/words/comments.py). Links to the book's own pages go to
+the translated pages, figures are those with translated words, and the badge opens the translated
+notebook. `make sync` writes them; there is nothing to run here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Language
-from bookkit.words.catalogues import Catalogue
 from bookkit.words.comments import with_comments
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin)
@@ -27,32 +25,9 @@ ALERT = re.compile(r"\[!\w+\][ \t]*\n")
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 FOLD_SUMMARY = re.compile(r"(<summary>)\s*(.*?)\s*(</summary>)", re.S)
 CELL_BORDER = re.compile(r"(?<!\\)\|")
-ENGLISH_LEFT = "The English of this page has changed: what is not translated yet is in English."
 BADGE = re.compile(
     r"\[!\[(?P<colab>[^\]]*)\]\((?P<picture>\S+)\)\]\(\S+\) \[(?P<page>[^\]]*)\]\(\S+\)"
 )
-
-
-def messages_in_markdown(markdown: str) -> list[str]:
-    """The messages of Markdown, as Sphinx takes it apart."""
-    found = []
-    for token in MARKDOWN.parse(markdown):
-        if token.type == "inline" and token.map:
-            content = ALERT.sub("", token.content, count=1)
-            found += [key(content), *(image["alt"] for image in IMAGE.finditer(content))]
-        elif token.type == "html_block":
-            found += summaries_in(token.content)
-    return [text for text in found if text]
-
-
-def summaries(markdown: str) -> list[str]:
-    """What is seen of the folds in Markdown, `<summary>…</summary>`, each a message."""
-    blocks = (token.content for token in MARKDOWN.parse(markdown) if token.type == "html_block")
-    return [summary for block in blocks for summary in summaries_in(block)]
-
-
-def summaries_in(html: str) -> list[str]:
-    return [key(summary[2]) for summary in FOLD_SUMMARY.finditer(html)]
 
 
 def with_summaries(html: str, messages: Mapping[str, str]) -> str:
@@ -125,39 +100,22 @@ def with_cell(row: str, column: int, new: str) -> str:
 
 
 def translate_notebook(
-    notebook: NotebookNode, book: Book, page: str, language: Language, known: Catalogue
+    notebook: NotebookNode, book: Book, page: str, language: Language, messages: Mapping[str, str]
 ) -> NotebookNode:
     """A copy of a chapter's notebook in another language."""
-    translated = copy.deepcopy(notebook)
-    markdown = [cell for cell in translated.cells if cell.cell_type == "markdown"]
-    every = [text for cell in markdown for text in messages_in_markdown(BADGE.sub("", cell.source))]
-    below = ""
-    if any(known.state(text) != "translated" for text in every):
-        below = f"\n\n<small>{known.translations.get(ENGLISH_LEFT, ENGLISH_LEFT)}</small>"
-    for cell in translated.cells:
-        if cell.cell_type == "markdown":
-            text = translate_markdown(cell.source, known.translations)
-            for folder in ("book/", "_static/figures/"):
-                text = text.replace(f"{book.site}{folder}", f"{book.site}{language.path}{folder}")
-            cell.source = with_badge(text, book, page, language, known.translations, below)
-        elif cell.cell_type == "code":
-            cell.source = with_comments(cell.source, known.translations)
-    return translated
-
-
-def with_badge(
-    text: str,
-    book: Book,
-    page: str,
-    language: Language,
-    messages: Mapping[str, str],
-    below: str = "",
-) -> str:
-    """Markdown whose badge opens the translation, with what stands `below` it."""
 
     def badge(line: re.Match[str]) -> str:
         colab, site = (messages.get(line[part], line[part]) for part in ("colab", "page"))
         picture = f"[![{colab}]({line['picture']})]({book.colab_url(page, language)})"
-        return f"{picture} [{site}]({book.page_url(page, language)}){below}"
+        return f"{picture} [{site}]({book.page_url(page, language)})"
 
-    return BADGE.sub(badge, text)
+    translated = copy.deepcopy(notebook)
+    for cell in translated.cells:
+        if cell.cell_type == "markdown":
+            text = translate_markdown(cell.source, messages)
+            for folder in ("book/", "_static/figures/"):
+                text = text.replace(f"{book.site}{folder}", f"{book.site}{language.path}{folder}")
+            cell.source = BADGE.sub(badge, text)
+        elif cell.cell_type == "code":
+            cell.source = with_comments(cell.source, messages)
+    return translated

@@ -21,7 +21,7 @@ import polib
 
 from bookkit.model.book import Book, Problem, find_root
 from bookkit.model.sphinx_command import build_command
-from bookkit.words.catalogues import DOMAIN, catalogue_of, catalogue_path
+from bookkit.words.catalogues import DOMAIN, catalogue_path
 from bookkit.words.messages import unseen_by_sphinx
 
 GET_GETTEXT = "install gettext (apt-get install gettext, brew install gettext, conda/pixi: gettext)"
@@ -56,27 +56,18 @@ def template(book: Book) -> polib.POFile:
                 places.setdefault(entry.msgid, []).append(at)
     pot = polib.POFile(wrapwidth=0)
     pot.header = f"{book.config['title']}: messages for translators"
-    pot.metadata = header(book)
+    pot.metadata = {
+        "Project-Id-Version": book.config["title"],
+        "Report-Msgid-Bugs-To": f"{book.repo}/issues",
+        "MIME-Version": "1.0",
+        "Content-Type": "text/plain; charset=UTF-8",
+        "Content-Transfer-Encoding": "8bit",
+    }
     for text in sorted(found, key=lambda text: min(places[text])):
         files = dict.fromkeys(file for _, file, _ in sorted(places[text]))
         about = {"comment": found[text].comment, "flags": found[text].flags}
         pot.append(polib.POEntry(msgid=text, occurrences=[(file, "") for file in files], **about))
     return pot
-
-
-def header(book: Book) -> dict[str, str]:
-    """What a new catalogue begins with, and `msgfmt -c` asks for."""
-    title = book.config["title"]
-    return {
-        "Project-Id-Version": title,
-        "Report-Msgid-Bugs-To": f"{book.repo}/issues",
-        "PO-Revision-Date": "2026-11-21 00:00+0000",
-        "Last-Translator": f"the authors of {title}",
-        "Language-Team": "none",
-        "MIME-Version": "1.0",
-        "Content-Type": "text/plain; charset=UTF-8",
-        "Content-Transfer-Encoding": "8bit",
-    }
 
 
 def file_of(place: str) -> str:
@@ -111,10 +102,5 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
             run_gettext("msginit", *start, "-i", path, "-o", catalogue)
         # gettext wraps the lines that name files; as polib writes them, a change is its own diff.
         polib.pofile(str(catalogue), wrapwidth=0).save()
-        now = catalogue_of(book, language)
-        states = [now.state(entry.msgid) for entry in pot]
-        print(
-            f"{language.name}: {states.count('translated')} of {len(states)} messages are "
-            f"translated, {states.count('fuzzy')} fuzzy, {states.count('missing')} missing: "
-            f"{catalogue.relative_to(book.root).as_posix()}"
-        )
+        print(f"{catalogue.relative_to(book.root).as_posix()} is up to date with the English")
+    print("`make translations LIST=yes` says what is left to translate")

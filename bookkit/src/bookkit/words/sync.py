@@ -97,7 +97,7 @@ def files_to_write(book: Book) -> Iterator[tuple[Path, str]]:
         notebook = as_notebook(text)
         yield book.notebook(page), nbformat.writes(notebook) + "\n"
         for language in book.languages[1:]:
-            known = catalogue_of(book, language)
+            known = catalogue_of(book, language).translations
             translated = translate_notebook(notebook, book, page, language, known)
             yield book.notebook(page, language), nbformat.writes(translated) + "\n"
 
@@ -130,7 +130,8 @@ def with_claims(text: str, book: Book, page: str) -> str:
 def leftovers(book: Book) -> list[Path]:
     """Notebooks whose chapter is gone."""
     made = {book.notebook(page, language) for page in book.chapters for language in book.languages}
-    return sorted(set((book.root / "notebooks").rglob("*.ipynb")) - made)
+    there = set((book.root / "notebooks").rglob("*.ipynb")) - made
+    return sorted(path for path in there if ".ipynb_checkpoints" not in path.parts)
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> None:
@@ -146,8 +147,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
         for path, text in files_to_write(book)
         if not path.exists() or path.read_text("utf-8") != text
     ]
-    gone = [path for path in leftovers(book) if ".ipynb_checkpoints" not in path.parts]
-    names = [str(path.relative_to(root)) for path in [path for path, _ in stale] + gone]
+    gone = leftovers(book)
+    names = [path.relative_to(root).as_posix() for path in [*(path for path, _ in stale), *gone]]
     if check:
         if names:
             raise Problem(f"Out of date: {', '.join(names)}. Run `make sync` and commit.")
@@ -157,7 +158,4 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
         path.write_text(text, "utf-8")
     for path in gone:
         path.unlink()
-    print(
-        "\n".join(f"{'removed' if Path(root, name) in gone else 'wrote'} {name}" for name in names)
-        or "all up to date"
-    )
+    print("\n".join(f"wrote or removed {name}" for name in names) or "all up to date")
