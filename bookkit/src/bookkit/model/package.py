@@ -21,7 +21,6 @@ from pathlib import Path
 
 from bookkit.model.book import Problem
 
-
 # The folders with a pyproject.toml, from the repository's root.
 MESHSCOPE, COMPANION = ".", "companion"
 REQUIREMENT = "companion/pyproject.toml"  # pins meshscope
@@ -98,12 +97,3 @@ def with_requirement(text: str, wheel: Wheel) -> str:
 def with_cell_hash(text: str, wheel: Wheel) -> str:
     """The setup cell, which installs this wheel of the companion and no other."""
     return CELL_HASH.sub(wheel.sha256, text)
-
-
-def unlike_companion(text: str, wheel: Wheel) -> str:
-    """What a text with a setup cell asks for, if that is not this companion; empty if it is."""
-    hashes = set(CELL_HASH.findall(text.replace('\\"', '"')))
-    if hashes == {wheel.sha256}:
-        return ""
-    asked = ", ".join(f"{one[:12]}…" for one in sorted(hashes)) or "none"
-    return f"pins many_devices by the sha256 {asked}, and its source gives {wheel.sha256[:12]}…"
