@@ -23,7 +23,7 @@ def test_each_verb_explains_itself(verb, capsys):
 
 def test_a_mistake_of_a_person_is_one_sentence(tmp_path):
     for command in (["-m", "bookkit"], [str(PACKAGE)]):  # installed, and as a folder
-        command = [sys.executable, *command, "execute", "--list"]
+        command = [sys.executable, *command, "execute"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 1 and done.stderr.startswith("There is no book in")
         assert not done.stdout and len(done.stderr.splitlines()) == 1

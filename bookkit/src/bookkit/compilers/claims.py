@@ -167,8 +167,8 @@ def measures(programs: Mapping[str, Any], compiler: str) -> dict[str, Callable[.
             and dtype in (None, row["dtype"])
         ]
 
-    def total(of: str, *which: str | None) -> int | None:
-        values = [row[of] for row in moves(*which)]
+    def total(of: str, name: str, *which: str | None) -> int | None:
+        values = [row[of] for row in moves(name, *which)]
         return None if None in values else sum(values)
 
     def kinds(name: str, axes: str | None = None) -> str:

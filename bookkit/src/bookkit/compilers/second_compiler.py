@@ -50,7 +50,7 @@ from bookkit.model.book import Book, Problem
 CLAIMS_PAGE = "book/reference/two-compilers"
 LOWERED_BY = ("jax", "jaxlib", "flax", "optax")
 OTHER_COMPILERS = ("libtpu", "jax-cuda13-pjrt")  # as they are installed
-TOPOLOGY = "v5e:2x4"  # with eight devices; the shared cell compilers.py has the others
+TOPOLOGY = "v5e:2x4"  # with eight devices; many_devices.compiled has the others
 COMMAND = "make second-compiler"
 AT_ONCE = 2  # pages that run at a time
 
