@@ -1,7 +1,7 @@
 """Execution: what is executed again, what a failing cell says, and what a kernel sees."""
 
-import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,14 +13,6 @@ import pytest
 
 from bookkit.model.book import Book, Problem
 from bookkit.run import execute
-from bookkit.run.execute import (
-    ExecutionFailed,
-    fingerprint,
-    from_cache,
-    missing,
-    open_cache,
-    read_as_sphinx,
-)
 from toy import FRONT, ROOT
 
 HEAD = FRONT + "\n# A claim\n\nProse.\n"
@@ -43,41 +35,43 @@ def book(tmp_path):
 
 
 @pytest.fixture
-def said():
-    return []
+def run(capsys):
+    """Execute a book: (its notebooks, the pages that it had to run)."""
+
+    def do(book):
+        executed = execute.execute(book)
+        return executed, [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+
+    return do
 
 
-def run(book, said, **options):
-    said.clear()
-    return execute.execute(book, say=said.append, **options)
+def printed(notebooks, page="book/one"):
+    return notebooks[page].cells[1].outputs[0].text
 
 
-def test_only_what_changed_is_executed(book, said):
-    assert missing(book) == ["book/one", "book/two"]
-    first = run(book, said)
-    assert first["book/one"].cells[1].outputs[0].text == "one\n" and len(said) == 2
-    assert run(book, said) == first and said == []
+def test_only_what_changed_is_executed(book, run):
+    first, ran = run(book)
+    assert printed(first) == "one\n" and sorted(ran) == ["book/one", "book/two"]
+    assert run(book) == (first, [])
 
     page = book.source("book/one")
     page.write_text(page.read_text().replace("Prose.", "Other prose.\n\nMore."))
-    assert missing(book) == []
-    assert run(book, said)["book/one"].cells[1].outputs == first["book/one"].cells[1].outputs
-    assert said == []
+    again, ran = run(book)
+    assert printed(again) == "one\n" and ran == []
 
     page.write_text(page.read_text().replace("'one'", "'1'"))
-    assert missing(book) == ["book/one"]
-    assert run(book, said)["book/one"].cells[1].outputs[0].text == "1\n" and len(said) == 1
+    again, ran = run(book)
+    assert printed(again) == "1\n" and ran == ["book/one"]
 
-    with_tag = page.read_text().replace("ipython3\n", "ipython3\n:tags: [hide-input]\n")
-    page.write_text(with_tag)
-    assert missing(book) == ["book/one"]  # what a cell is tagged may change how it is run
+    page.write_text(page.read_text().replace("ipython3\n", "ipython3\n:tags: [hide-input]\n"))
+    assert run(book)[1] == ["book/one"]  # what a cell is tagged may change how it is run
 
 
 def test_the_fingerprint_knows_meshscope_and_versions(tmp_path):
     stack = execute.stack()
     assert {"python", "jax", "flax", "meshscope", "normaliser", "BOOK_DEVICES"} <= stack.keys()
     for name in stack:
-        assert fingerprint({**stack, name: "another"}) != fingerprint()
+        assert execute.fingerprint({**stack, name: "another"}) != execute.fingerprint(stack)
     module = tmp_path / "a.py"
     module.write_text("x = 1\n")
     before = execute.hash_of([module])
@@ -85,57 +79,47 @@ def test_the_fingerprint_knows_meshscope_and_versions(tmp_path):
     assert execute.hash_of([module]) != before
 
 
-def test_a_failing_cell_names_itself_and_the_other_chapter_is_kept(book, said):
+def test_a_failing_cell_names_itself_and_the_other_chapter_is_kept(book, run):
     page = book.source("book/one")
     page.write_text(HEAD + cell("x = 1") + "\nMore prose.\n" + cell("\nx + \\\n  missing"))
-    with pytest.raises(ExecutionFailed) as failed:
-        run(book, said)
+    with pytest.raises(Problem) as failed:
+        run(book)
     message = str(failed.value)
     lines = page.read_text().splitlines()
     fence = max(number for number, line in enumerate(lines, 1) if line.startswith("```{code-cell"))
-    assert (
-        f"book/one.md:{fence}: cell 4 failed\n    x + \\\nNameError: name 'missing' is" in message
-    )
+    assert message.startswith(f"book/one.md:{fence}: cell 4 failed\n")
+    assert "2   missing" in message and "NameError: name 'missing' is" in message
     assert "1 chapter failed; nothing was built." in message
     assert "\x1b" not in message and "/ipykernel_" not in message
-    assert missing(book) == ["book/one"]
+    page.write_text(HEAD + cell("x = 1"))
+    assert run(book)[1] == ["book/one"]
 
 
-def test_a_dying_kernel_and_a_slow_cell_are_named(book, said):
+def test_a_dying_kernel_and_a_slow_cell_are_named(book, run):
     book.source("book/one").write_text(HEAD + cell("import os\nos._exit(3)"))
     book.source("book/two").write_text(HEAD + cell("import time\ntime.sleep(60)"))
     book.config["execute"]["timeout"] = 2
-    with pytest.raises(ExecutionFailed) as failed:
-        run(book, said)
-    dead, slow = failed.value.failures
-    assert (dead.page, dead.cell, slow.page, slow.cell) == ("book/one", 2, "book/two", 2)
-    assert "DeadKernelError" in dead.error and slow.error == "TimeoutError: still running after 2 s"
+    with pytest.raises(Problem) as failed:
+        run(book)
+    said = str(failed.value)
+    assert re.search(r"book/one\.md:\d+: cell 2 failed\nDeadKernelError: Kernel died", said)
+    assert re.search(r"book/two\.md:\d+: cell 2 failed\nCellTimeoutError: .* after 2 seconds", said)
 
 
-def test_cells_that_are_meant_to_raise(book, said):
+def test_cells_that_are_meant_to_raise(book, run):
     raises = ":tags: [raises-exception]"
     book.source("book/one").write_text(HEAD + cell("1 / 0", raises) + cell("2"))
-    assert run(book, said)["book/one"].cells[1].outputs[0].ename == "ZeroDivisionError"
+    assert run(book)[0]["book/one"].cells[1].outputs[0].ename == "ZeroDivisionError"
     book.source("book/one").write_text(HEAD + cell("1 / 1", raises))
-    with pytest.raises(ExecutionFailed, match="cell 2 failed(.|\n)*Tagged raises-exception"):
-        run(book, said)
-
-
-def test_what_a_cell_writes_to_stderr_is_kept_by_cell(book, said):
-    noisy = "import os, sys\nprint('ok')\nprint('oh', file=sys.stderr)\nos.write(2, b'from C\\n')"
-    book.source("book/one").write_text(HEAD + cell("1") + cell(noisy))
-    _, quiet, loud = run(book, said)["book/one"].cells
-    found = "".join(output.text for output in loud.outputs if output.get("name") == "stderr")
-    assert "oh" in found
-    assert all(output.get("name") != "stderr" for output in quiet.outputs)
+    with pytest.raises(Problem, match="cell 2 failed\nTagged raises-exception"):
+        run(book)
 
 
 def test_a_kernel_is_this_python_in_an_empty_folder_without_what_changes_jax(
-    book, said, monkeypatch
+    book, run, monkeypatch
 ):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     monkeypatch.setenv("BOOK_TEST", "kept")
     code = (
         "import os, sys\n"
@@ -144,50 +128,32 @@ def test_a_kernel_is_this_python_in_an_empty_folder_without_what_changes_jax(
         "print(os.environ['BOOK_TEST'])"
     )
     book.source("book/one").write_text(HEAD + cell(code))
-    shown = run(book, said)["book/one"].cells[1].outputs[0].text.splitlines()
-    assert shown == [f"[] {execute.sys.executable}", "[]", "kept"]
+    assert printed(run(book)[0]).splitlines() == [f"[] {sys.executable}", "[]", "kept"]
     monkeypatch.setenv("BOOK_DEVICES", "real")
     assert execute.kernel_environment(book.root)["XLA_FLAGS"] == os.environ["XLA_FLAGS"]
 
 
-def test_what_a_killed_run_left_behind_counts_as_missing(book, said):
-    run(book, said)
-    cache = open_cache(book)
-    for path in (cache.path / "executed").rglob("base.ipynb"):
+def test_what_a_killed_run_left_behind_counts_as_missing(book, run):
+    run(book)
+    for path in (execute.cache_path(book) / "executed").rglob("base.ipynb"):
         path.write_text(path.read_text()[:100])
-    assert from_cache(cache, read_as_sphinx(book, "book/one")) is None
-    run(book, said)
-    assert len(said) == 2 and missing(book) == []
+    assert execute.found_in_cache(book, "book/one") is None
+    assert len(run(book)[1]) == 2 and run(book)[1] == []
 
 
-def test_fresh_executions_leave_the_cache_alone(book, said):
-    run(book, said, pages=["book/one"], fresh=True)
-    assert missing(book) == ["book/one", "book/two"]
-
-
-def test_old_stacks_are_forgotten(book, said):
-    caches = execute.cache_path(book).parent
+def test_old_stacks_are_forgotten(book, run):
+    new = execute.cache_path(book)
     for age in range(5):
-        (caches / f"old{age}").mkdir(parents=True)
-        os.utime(caches / f"old{age}", (age, age))
-    run(book, said)
-    kept = sorted(path.name for path in caches.iterdir())
-    assert kept == sorted(["old4", "old3", execute.fingerprint()])
+        (new.parent / f"old{age}").mkdir(parents=True)
+        os.utime(new.parent / f"old{age}", (age, age))
+    run(book)
+    kept = sorted(path.name for path in new.parent.iterdir())
+    assert kept == sorted(["old4", "old3", new.name])
 
 
 def test_an_unknown_page_is_an_error():
     with pytest.raises(Problem, match="No chapters: book/99-none"):
         execute.main(["book/99-none"])
-
-
-def test_notebooks_that_sphinx_reads_have_the_same_key(book):
-    """The pair that jupytext writes, which pytest --nbmake runs, has the same code."""
-    import jupytext
-
-    cache = open_cache(book)
-    pair = jupytext.reads(book.source("book/one").read_text(), fmt="md:myst")
-    _, key = cache.create_hashed_notebook(read_as_sphinx(book, "book/one"))
-    assert cache.create_hashed_notebook(nbformat.from_dict(copy.deepcopy(pair)))[1] == key
 
 
 def test_a_stopped_command_ends_its_kernels(book, tmp_path):
@@ -209,17 +175,12 @@ def test_a_stopped_command_ends_its_kernels(book, tmp_path):
     assert running.wait(30) == 143 and not psutil.pid_exists(int(marker.read_text()))
 
 
-def test_a_second_process_waits_for_the_first(book, said):
-    with execute.alone(book, said.append):
-        code = (
-            "import sys; from bookkit.run import execute; from bookkit.model.book import Book\n"
-            "with execute.alone(Book(), lambda text: print(text, flush=True)): print('mine', flush=True)"
-        )
-        other = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=book.root, stdout=subprocess.PIPE, text=True
-        )
+def test_a_second_process_waits_for_the_first(book):
+    with execute.alone(book):
+        command = [sys.executable, "-m", "bookkit", "execute", "book/one"]
+        other = subprocess.Popen(command, cwd=book.root, stdout=subprocess.PIPE, text=True)
         assert other.stdout.readline() == "waiting for another process that executes chapters\n"
-    assert other.communicate(timeout=60)[0] == "mine\n" and said == []
+    assert other.communicate(timeout=60)[0].startswith("book/one: executed in")
 
 
 def test_outputs_as_text_can_be_compared_and_leave_out_what_is_timed(tmp_path):

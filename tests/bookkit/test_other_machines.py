@@ -110,17 +110,11 @@ def issue(tmp_path):
     return run
 
 
-def test_a_first_failure_opens_an_issue_with_the_report(issue):
+def test_failures_of_a_check_are_told_in_one_issue_which_a_pass_closes(issue):
     log = issue("failure", "")
     assert "gh issue create --title Some links" in log and "broken: 404" in log
-
-
-def test_a_second_failure_rewrites_the_open_issue(issue):
     log = issue("failure", "17")
     assert "gh issue edit 17" in log and "broken: 404" in log and "create" not in log
-
-
-def test_a_pass_closes_the_open_issue_and_otherwise_does_nothing(issue):
     assert "gh issue close 17" in issue("success", "17")
     assert len(issue("success", "").splitlines()) == 1  # it only looked
 
@@ -147,16 +141,6 @@ def test_there_is_one_ci():
     assert steps_called("ci.yml") == steps_of()
     assert set(steps_of("nightly")) <= set(steps_called("nightly.yml"))
     assert steps_called("weekly.yml") == steps_of("weekly")
-
-
-def test_a_step_that_is_not_there_is_refused():
-    done = subprocess.run([ROOT / ".ci" / "run", "lint", "tset"], capture_output=True, text=True)
-    assert (
-        done.returncode == 2
-        and "no step tset" in done.stderr
-        and "lint" in done.stderr
-        and not done.stdout
-    )
 
 
 def test_containers_and_binder_use_the_pinned_python():

@@ -1,13 +1,9 @@
 """The timeline of chapter 4 is what the tool draws from the committed trace, and shows what it holds."""
 
 import gzip
-import json
 import re
 
-import pytest
-from draw import PICTURE, TRACE, Bar, cut, draw, events, read
-
-from bookkit.model.book import Problem
+from draw import PICTURE, TRACE, Bar, cut, draw, read
 
 
 def op(name, start, length, device="0"):
@@ -56,21 +52,3 @@ def test_cut():
         Bar("1", "compute", 45, 4),
         Bar("Python", "call", 0, 30),
     ]
-
-
-def test_nothing_recorded():
-    with pytest.raises(Problem, match="no instruction"):
-        cut([{"ph": "X", "name": "$x.py:1 f", "ts": 0, "dur": 5}])
-
-
-def test_events_of_one_recording(tmp_path):
-    with pytest.raises(Problem, match="0 files"):
-        events(tmp_path)
-    trace = {"traceEvents": [op("dot.1", 0, 5), {"ph": "M", "name": "process_name"}]}
-    (tmp_path / "vm.trace.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
-    assert [event["name"] for event in events(tmp_path)] == ["dot.1"]
-
-
-def test_unknown_kind():
-    with pytest.raises(Problem, match="no colour for all-to-all"):
-        draw([Bar("0", "all-to-all", 0, 5)])

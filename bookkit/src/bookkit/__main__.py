@@ -3,8 +3,7 @@
     bookkit                  lists the verbs
     bookkit VERB --help      what a verb takes
 
-`python -m bookkit VERB` is the same; so is `python bookkit/src/bookkit VERB`, which needs no
-installation of this package.
+`python -m bookkit VERB` is the same.
 """
 
 from __future__ import annotations
@@ -13,13 +12,24 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-if not __package__:  # started as a folder: Python put the package itself on its path
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+from bookkit.model.book import Problem
 
-from bookkit.model.book import Problem  # noqa: E402
-from bookkit.model.verbs import VERBS  # noqa: E402
+# What can be asked for, in the order of a day's work: a module with main(arguments), what it does.
+VERBS = {
+    "execute": ("run.execute", "execute the chapters whose code changed"),
+    "site": ("site.build", "build the site in every language"),
+    "figures": ("site.figures", "draw the book's figures from their programs"),
+    "sync": ("words.sync", "write notebooks/ and setup cells from book/"),
+    "po": ("words.po", "bring the catalogues for translators up to date"),
+    "translations": ("words.report", "say what is translated, and what is broken"),
+    "lint": ("lint.command", "check pages against the rules"),
+    "publish-as": ("site.publish_as", "write another address, branch or tag everywhere"),
+    "second-compiler": (
+        "compilers.second_compiler",
+        "compile programs of the book for TPU too, and check what is stored",
+    ),
+}
 
 
 def end_with_order() -> None:

@@ -1,1 +1,1 @@
-"""The same notebooks on other Pythons, with other releases, in Colab."""
+"""Programs of the book, compiled for TPU and GPU too."""

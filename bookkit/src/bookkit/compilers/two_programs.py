@@ -1,10 +1,9 @@
-"""Inside the process that runs a page's cells: one of its programs, compiled for CPU, TPU and GPU.
+"""Inside the process that runs a page's cells: its programs, compiled for CPU, TPU and GPU.
 
 `python -m bookkit.compilers.two_programs` reads a job (second_compiler.py), runs the cells of a page one
-after the other, and after some of them notes programs: it evaluates the code that makes one, lowers
-that for each machine, and writes what each compiler made of it.
-The compilers for TPU and GPU are only looked for where BOOK_OTHER_COMPILERS says; without them the
-program is lowered for TPU, to be hashed, and not compiled for either.
+after the other, and after some of them evaluates the code that makes a program, lowers that for each
+machine, and notes what each compiler made of it. Without the folder of the compilers for TPU and GPU
+the program is lowered for TPU, to be hashed, and not compiled for either.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ENDED = "-- what failed --"
-OTHERS = "BOOK_OTHER_COMPILERS"  # the folder that libtpu and XLA's GPU plugin were installed into
 TARGET = "h100.txtpb"  # in book/compiled: what XLA is told of the GPU that it compiles for
 QUIET = {  # libtpu asks no cloud where it is, and writes no logs into /tmp
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -33,6 +30,9 @@ QUIET = {  # libtpu asks no cloud where it is, and writes no logs into /tmp
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
+
+
+# From a page's code to a program
 
 
 class Recorder:
@@ -59,18 +59,6 @@ class Recorder:
         return jitted
 
 
-def order_of(inputs: Any) -> list[int] | None:
-    """The ids of the devices of the inputs' mesh, if they are not in order."""
-    import jax
-
-    for leaf in jax.tree.leaves(inputs):
-        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
-        if isinstance(mesh, jax.sharding.Mesh):
-            ids = [device.id for device in mesh.devices.flat]
-            return None if ids == sorted(ids) else ids
-    return None
-
-
 @contextlib.contextmanager
 def recording(lower: Callable[..., Any]) -> Iterator[Recorder]:
     import jax
@@ -81,6 +69,18 @@ def recording(lower: Callable[..., Any]) -> Iterator[Recorder]:
         yield recorder
     finally:
         jax.jit = recorder.jit
+
+
+def order_of(inputs: Any) -> list[int] | None:
+    """The ids of the devices of the inputs' mesh, if they are not in order."""
+    import jax
+
+    for leaf in jax.tree.leaves(inputs):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if isinstance(mesh, jax.sharding.Mesh):
+            ids = [device.id for device in mesh.devices.flat]
+            return None if ids == sorted(ids) else ids
+    return None
 
 
 def evaluated(code: str, names: dict[str, Any]) -> Any:
@@ -101,25 +101,27 @@ def made(
 
     with recording(lower) as recorder:
         value = evaluated(code, names)
-    if isinstance(value, tuple) and value and callable(value[0]):
+    if isinstance(value, tuple):
         function, *inputs = value
-        lowered = lower(function, *inputs)
+        lowered, order = lower(function, *inputs), order_of(inputs)
         if not for_cpu:
-            return lowered, order_of(inputs), None
+            return lowered, order, None
         jitted = function if hasattr(function, "lower") else jax.jit(function)
-        return lowered, order_of(inputs), jitted.lower(*inputs).compile()
+        return lowered, order, jitted.lower(*inputs).compile()
     if len(recorder.seen) != 1:
         raise ValueError(f"lowers {len(recorder.seen)} programs with jax.jit; it is to lower one")
-    lowered, order, on_cpu = recorder.seen[0]
-    return lowered, order, value if isinstance(value, jax.stages.Compiled) else on_cpu.compile()
+    lowered, order, found = recorder.seen[0]
+    return lowered, order, value if isinstance(value, jax.stages.Compiled) else found.compile()
+
+
+# What a compiler made of it
 
 
 def account(program: Any, mesh: Any) -> dict[str, Any]:
-    """What a compiler made: what moves, by kind, axes and dtype, and bytes of memory."""
+    """What moves, by kind, axes and dtype, and bytes of memory."""
     import meshscope as ms
 
     totals = ms.collectives(program, mesh).by("kind", "axes", "dtype")
-    memory = ms.memory(program)
     return {
         "moves": [
             {
@@ -134,7 +136,7 @@ def account(program: Any, mesh: Any) -> dict[str, Any]:
         ],
         "memory": {
             part: size
-            for part, size in vars(memory).items()
+            for part, size in vars(ms.memory(program)).items()
             if size or part in ("arguments", "outputs", "temporaries", "aliased")
         },
     }
@@ -159,8 +161,28 @@ def beside(program: Any, mesh: Any) -> list[list[Any]]:
     import meshscope as ms
 
     totals = ms.overlap(program, mesh).by("kind", "axes", "hidden")
-    return [[kind, list(axes), hidden, total.payload_bytes]
-            for (kind, axes, hidden), total in totals.items()]  # fmt: skip
+    return [[*key, total.payload_bytes] for key, total in totals.items()]
+
+
+def told(compiled: Callable[[], Any], mesh: Any, **more: Callable[..., Any]) -> dict[str, Any]:
+    """What another machine's compiler made of a program, or said in place of one."""
+    import jax
+
+    try:
+        program = compiled()
+        return account(program, mesh) | {name: tell(program, mesh) for name, tell in more.items()}
+    except jax.errors.JaxRuntimeError as error:
+        return {"refused": str(error).strip().splitlines()[0]}
+
+
+# Machines that are not here
+
+
+def find_compilers(folder: str) -> None:
+    """Let libtpu and XLA's plugin for GPU be found, which no page is to see before."""
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 @functools.cache  # a process registers it once
@@ -184,126 +206,93 @@ def on_h100(sizes: dict[str, int], root: Path) -> Any:
     return np.array(found.devices).reshape(*sizes.values())
 
 
-def on_machine(machine: str, sizes: dict[str, int], root: Path) -> Any:
-    """A grid of the devices of a machine that is not here: "v5e:16x16", or "h100:64"."""
+def on_tpu(machine: str, sizes: dict[str, int]) -> Any:
+    """A grid of the chips of a TPU that is not here, "v5e:16x16", along their network."""
     import jax
     from jax.experimental import topologies
 
-    if machine.startswith("h100"):
-        return on_h100(sizes, root)
     devices = topologies.get_topology_desc(machine, "tpu").devices
     kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), devices=devices, axis_types=kinds
-    ).devices
+    axes = tuple(sizes.values()), tuple(sizes)
+    return jax.make_mesh(*axes, devices=devices, axis_types=kinds).devices
 
 
-def elsewhere(
-    compiled: Callable[[], Any], mesh: Any, with_schedule: bool = False, priced: bool = False
-) -> dict[str, Any]:
-    """What another machine's compiler made of a program, or said in place of one."""
-    import jax
-
-    try:
-        program = compiled()
-        order = {"schedule": schedule(program, mesh)} if with_schedule else {}
-        order |= {"beside": beside(program, mesh)} if priced else {}
-        return account(program, mesh) | order
-    except jax.errors.JaxRuntimeError as error:
-        return {"refused": str(error).strip().splitlines()[0]}
+def gigabytes_at_most() -> float:
+    """What this process has taken so far. The compilers need Linux, which keeps the peak here, in KB."""
+    status = Path("/proc/self/status").read_text("utf-8").split()
+    return int(status[status.index("VmHWM:") + 1]) / 1e6
 
 
-def note(
-    page: types.ModuleType,
-    root: Path,
-    code: str,
-    target: str,
-    with_schedule: bool,
-    switches: dict[str, str | bool],
-    machine: str = "",
-) -> None:
-    """Write what the compilers make of the program that `code` makes among a page's names.
+def compiled_by_all(program: dict[str, Any], names: dict[str, Any], job: dict[str, Any]) -> Any:
+    """What the compilers make of a program (bookkit.compilers.claims) among a page's names.
 
-    The one for GPU is told `switches`, and asked for its schedule, if it is wanted. With a
-    `machine` it is compiled for that alone, with what the compiling took.
+    With a `machine` it is compiled for that alone, with what the compiling took.
     """
     import jax
 
     from many_devices import compiled as tools
 
-    others = os.environ.get(OTHERS)
-    platforms = ("tpu", "cuda") if others else ("tpu",)
+    root, machine = Path(job["root"]), program["machine"]
+    platforms = ("tpu", "cuda") if job["others"] else ("tpu",)
 
     def lower(function: Callable[..., Any], *inputs: Any) -> dict[str, Any]:
         return {name: tools.lowered_for(name, function, *inputs) for name in platforms}
 
-    lowered, order, on_cpu = made(code, page.__dict__, lower, for_cpu=not machine)
+    lowered, order, on_cpu = made(program["make"], names, lower, for_cpu=not machine)
     sizes = tools.sizes_of(lowered["tpu"])
-    types = (jax.sharding.AxisType.Auto,) * len(sizes)
-    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+    kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
+    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
     found = {"hash": tools.digest(lowered["tpu"]), "mesh": sizes}
     found |= {"machine": machine} if machine else {"cpu": account(on_cpu, mesh)}
-    if others:
-        os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-        if others not in sys.path:
-            sys.path.append(others)
+    if not job["others"]:
+        return found
+    find_compilers(job["others"])
 
-        def for_tpu() -> Any:
-            return tools.compiled_for(tools.on_tpu_v5e(sizes), lowered["tpu"], order)
+    def for_tpu() -> Any:
+        grid = on_tpu(machine, sizes) if machine else tools.on_tpu_v5e(sizes)
+        switches = program["switches"] if machine else None
+        return tools.compiled_for(grid, lowered["tpu"], order, switches)
 
-        def for_gpu() -> Any:
-            return tools.compiled_for(on_h100(sizes, root), lowered["cuda"], order, switches)
+    def for_gpu() -> Any:
+        grid = on_h100(sizes, root)
+        return tools.compiled_for(grid, lowered["cuda"], order, program["switches"])
 
-        def for_machine() -> Any:
-            grid = on_machine(machine, sizes, root)
-            return tools.compiled_for(grid, lowered["cuda" if on_gpu else "tpu"], order, switches)
+    if machine:
+        on_gpu, began = machine.startswith("h100"), time.process_time()
+        compiler, compiled = ("gpu", for_gpu) if on_gpu else ("tpu", for_tpu)
+        found[compiler] = told(compiled, mesh, beside=beside)
+        seconds = round(time.process_time() - began)
+        found["compiling"] = {"seconds": seconds, "gigabytes": round(gigabytes_at_most(), 1)}
+        return found
+    more = {"schedule": schedule} if program["schedule"] else {}
+    return found | {"tpu": told(for_tpu, mesh), "gpu": told(for_gpu, mesh, **more)}
 
-        if machine:
-            on_gpu, began = machine.startswith("h100"), time.process_time()
-            found["gpu" if on_gpu else "tpu"] = elsewhere(for_machine, mesh, priced=True)
-            # The compilers need Linux, which keeps the peak here, in KB.
-            status = Path("/proc/self/status").read_text("utf-8").split()
-            peak = int(status[status.index("VmHWM:") + 1]) / 1e6
-            took = {"seconds": round(time.process_time() - began), "gigabytes": round(peak, 1)}
-            found["compiling"] = took
-        else:
-            found |= {
-                "tpu": elsewhere(for_tpu, mesh),
-                "gpu": elsewhere(for_gpu, mesh, with_schedule),
-            }
-    Path(target).write_text(json.dumps(found), "utf-8")
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).strip().splitlines()[:1])}"
 
 
 def main() -> None:
-    """Run the job; after the line ENDED, one line for each thing that failed."""
+    """Run the job; write what was made of its programs, and a line for each thing that failed."""
     job = json.load(sys.stdin)
     page = types.ModuleType("page")
     sys.modules["page"] = page  # where dataclasses look for it
-    failed = []
-    for cell in job["cells"]:
+    found, failed = {}, []
+    for where, slug, source in job["cells"]:
+        linecache.cache[where] = (len(source), None, source.splitlines(True), where)
         try:
-            linecache.cache[cell["where"]] = (
-                len(cell["source"]),
-                None,
-                cell["source"].splitlines(True),
-                cell["where"],
-            )
-            exec(compile(cell["source"], cell["where"], "exec"), page.__dict__)
+            exec(compile(source, where, "exec"), page.__dict__)
         except Exception as error:  # cells after it would only fail for want of its names
-            failed.append(f"{cell['where']}: {told(error)}")
+            failed.append(f"{where}: {first_line(error)}")
             break
-        for program in cell["programs"]:
-            name = program.pop("name")
+        for program in job["programs"]:
+            if program["after"] != slug:
+                continue
             try:
-                note(page, Path(job["root"]), **program)
+                found[program["name"]] = compiled_by_all(program, page.__dict__, job)
             except Exception as error:
-                failed.append(f"{cell['where']}, program {name}: {told(error)}")
-    print(ENDED, *failed, sep="\n")
-
-
-def told(error: Exception) -> str:
-    first = str(error).strip().splitlines()[:1]
-    return f"{type(error).__name__}: {' '.join(first)}"
+                failed.append(f"{where}, program {program['name']}: {first_line(error)}")
+    Path(job["result"]).write_text(json.dumps({"made": found, "failed": failed}), "utf-8")
 
 
 if __name__ == "__main__":

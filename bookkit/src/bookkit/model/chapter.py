@@ -14,8 +14,6 @@ from typing import Any
 
 import jupytext
 
-from bookkit.model.book import find_root, is_notebook
-
 FOLDED = frozenset({"hide-cell", "hide-input"})  # tags: with its output; its code alone
 FOLD = re.compile(r"(?s)<details.*?</details>\n*")  # in text
 EXERCISE_PARTS = ("exercise-", "check-", "solution-")  # what their tags begin with
@@ -107,15 +105,6 @@ def load_chapter(path: Path) -> Chapter:
     return parse("/".join(folders[below:]), path.read_text(encoding="utf-8"))
 
 
-def chapters(root: Path | None = None) -> list[Chapter]:
-    """Every chapter with code, in order."""
-    return [load_chapter(path) for path in page_files(root) if is_notebook(path)]
-
-
-def by_name(root: Path | None = None) -> dict[str, Chapter]:
-    return {chapter.name: chapter for chapter in chapters(root)}
-
-
-def page_files(root: Path | None = None) -> list[Path]:
+def page_files(root: Path) -> list[Path]:
     """Every Markdown page of the book, with or without code."""
-    return sorted(((root or find_root()) / "book").rglob("*.md"))
+    return sorted((root / "book").rglob("*.md"))

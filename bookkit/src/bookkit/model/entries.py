@@ -74,20 +74,6 @@ def without_code(markdown: str) -> str:
     )
 
 
-def entries(chapter: Chapter) -> list[Section]:
-    """The sections of a reference page that have a short anchor."""
-    return [one for one in sections(chapter) if one.slug]
-
-
-def pages_of_messages(book: Book) -> list[str]:
-    """book/messages/messages-GROUP of each group, in the order of the contents."""
-    return [page for page in book.pages if page.startswith("book/messages/messages-")]
-
-
-def entries_of(book: Book, page: str) -> list[Section]:
-    return entries(load_chapter(book.source(page)))
-
-
 # The index of all messages, book/messages/messages.md, which `bookkit sync` keeps.
 
 INDEX = "book/messages/messages"
@@ -95,13 +81,17 @@ LIST_BEGINS, LIST_ENDS = "<!-- written by bookkit sync -->\n", "<!-- end -->"
 
 
 def index_of_messages(book: Book) -> str:
-    """Each group, with a link to each of its entries."""
+    """Each group, book/messages/messages-GROUP, with a link to each of its entries."""
     groups = []
-    for page in pages_of_messages(book):
-        title = next(cell for cell in load_chapter(book.source(page)).cells).lines[0]
-        lines = [f"## [{title.removeprefix('# ')}]({book.page_url(page)})", ""]
-        for entry in entries_of(book, page):
-            lines.append(f"- [{entry.heading}]({book.page_url(page)}#{entry.slug})")
+    for page in book.pages:
+        if not page.startswith(f"{INDEX}-"):
+            continue
+        chapter = load_chapter(book.source(page))
+        title = chapter.cells[0].lines[0].removeprefix("# ")
+        lines = [f"## [{title}]({book.page_url(page)})", ""]
+        for section in sections(chapter):
+            if section.slug:
+                lines.append(f"- [{section.heading}]({book.page_url(page)}#{section.slug})")
         groups.append("\n".join(lines))
     return "\n\n".join(groups)
 

@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import io
 import re
-import subprocess
 import tempfile
 import tomllib
 import zipfile
@@ -22,22 +21,8 @@ from pathlib import Path
 
 from bookkit.model.book import Problem
 
-
-@dataclass(frozen=True)
-class Package:
-    """A package of this repository: the folder of its pyproject.toml, and what is built."""
-
-    name: str
-    folder: str
-    sources: tuple[str, ...]
-
-
-MESHSCOPE = Package(
-    "meshscope", ".", ("src/meshscope", "src/pytest_meshscope.py", "pyproject.toml", "LICENSE")
-)
-COMPANION = Package(
-    "many_devices", "companion", ("companion/many_devices", "companion/pyproject.toml")
-)
+# The folders with a pyproject.toml, from the repository's root.
+MESHSCOPE, COMPANION = ".", "companion"
 REQUIREMENT = "companion/pyproject.toml"  # pins meshscope
 CELL = "companion/setup_cell.py"  # pins the companion
 CELL_HASH = re.compile(r'(?<=SHA256 = ")[0-9a-f]{64}(?=")')
@@ -67,28 +52,6 @@ def has_package(root: Path) -> bool:
     return (root / "src" / "meshscope").is_dir()
 
 
-def known_files(root: Path, package: Package = MESHSCOPE) -> list[Path]:
-    """What git knows of a package, so that no stray file gets into it; all, if this is not a clone."""
-    command = [
-        "git",
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "--",
-        *package.sources,
-    ]
-    git = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    if git.returncode == 0 and git.stdout:
-        paths = [root / name for name in git.stdout.split("\0") if name]
-    else:
-        paths = [
-            path for part in package.sources for path in [root / part, *(root / part).rglob("*")]
-        ]
-    return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
-
-
 def stored(wheel: bytes) -> bytes:
     """The same wheel, uncompressed: what zlib makes of a file depends on its build and release."""
     out = io.BytesIO()
@@ -100,32 +63,26 @@ def stored(wheel: bytes) -> bytes:
     return out.getvalue()
 
 
-def build_wheel(root: Path, package: Package = MESHSCOPE) -> Wheel:
-    """The wheel of this source, in less than a second and without network."""
-    project = root / package.folder / "pyproject.toml"
-    requires = tomllib.loads(project.read_text("utf-8"))["build-system"]
-    (wanted,) = requires["requires"]  # hatchling==1.33.0
+def build_wheel(root: Path, package: str = MESHSCOPE) -> Wheel:
+    """The wheel of this source, in less than a second and without network.
+
+    hatchling leaves out what git ignores, and the files that Python keeps beside modules.
+    """
+    project = tomllib.loads((root / package / "pyproject.toml").read_text("utf-8"))
+    (wanted,) = project["build-system"]["requires"]  # hatchling==1.33.0
     try:
         found = f"hatchling=={importlib.metadata.version('hatchling')}"
     except importlib.metadata.PackageNotFoundError:
         found = "no hatchling"
     if found != wanted:
         raise Problem(
-            f"The wheel of {package.name} is built with {wanted} (pyproject.toml), and there is "
-            f"{found}: run `make venv`, or install requirements.txt"
+            f"The wheel of {project['project']['name']} is built with {wanted} (pyproject.toml), and "
+            f"there is {found}: run `make venv`, or install requirements.txt"
         )
     from hatchling.builders.wheel import WheelBuilder
 
     with tempfile.TemporaryDirectory(prefix="book-wheel-") as folder:
-        for path in known_files(root, package):
-            target = Path(folder, "source", path.relative_to(root))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
-        builder = WheelBuilder(str(Path(folder, "source", package.folder)))
-        try:
-            (made,) = builder.build(directory=str(Path(folder, "out")), versions=["standard"])
-        except (OSError, ValueError, TypeError) as error:  # what hatchling says of pyproject.toml
-            raise Problem(f"The wheel of {package.name} cannot be built: {error}") from None
+        (made,) = WheelBuilder(str(root / package)).build(directory=folder, versions=["standard"])
         return Wheel(Path(made).name, stored(Path(made).read_bytes()))
 
 
@@ -140,12 +97,3 @@ def with_requirement(text: str, wheel: Wheel) -> str:
 def with_cell_hash(text: str, wheel: Wheel) -> str:
     """The setup cell, which installs this wheel of the companion and no other."""
     return CELL_HASH.sub(wheel.sha256, text)
-
-
-def unlike_companion(text: str, wheel: Wheel) -> str:
-    """What a text with a setup cell asks for, if that is not this companion; empty if it is."""
-    hashes = set(CELL_HASH.findall(text.replace('\\"', '"')))
-    if hashes == {wheel.sha256}:
-        return ""
-    asked = ", ".join(f"{one[:12]}…" for one in sorted(hashes)) or "none"
-    return f"pins many_devices by the sha256 {asked}, and its source gives {wheel.sha256[:12]}…"

@@ -2,7 +2,6 @@
 
     bookkit execute                     what is missing from the cache
     bookkit execute book/02-variables   one chapter
-    bookkit execute --list              say which are missing, run nothing
     bookkit execute --out DIR           and write what their cells put out into DIR, as text
 
 An execution is kept in a jupyter-cache, `_build/executed/STACK/`, which Sphinx reads. It is found
@@ -34,8 +33,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +48,10 @@ STACK_PACKAGES = (
     "treescope ipython ipykernel"
 ).split()
 KEPT_STACKS = 3  # caches of earlier stacks to keep, so that going back costs nothing
-KEPT_FROM_KERNELS = re.compile(r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|NVIDIA|CUDA)_")
-ALWAYS_KEPT_FROM_KERNELS = ("PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONDEVMODE", "PYTHONHASHSEED")
+AT_ONCE = 2  # chapters
+CHANGES_JAX = re.compile(r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|NVIDIA|CUDA)_")
+KEPT_FROM_KERNELS = re.compile(r"PYTHON(WARNINGS|STARTUP|DEVMODE|HASHSEED)$")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 # What an execution depends on.
@@ -88,13 +88,12 @@ def hash_of(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def fingerprint(of: dict[str, str] | None = None) -> str:
-    text = json.dumps(stack() if of is None else of, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def fingerprint(stack: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(stack, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def cache_path(book: Book) -> Path:
-    return book.root / "_build" / "executed" / fingerprint()
+    return book.root / "_build" / "executed" / fingerprint(stack())
 
 
 def read_as_sphinx(book: Book, page: str) -> NotebookNode:
@@ -112,16 +111,6 @@ def read_as_sphinx(book: Book, page: str) -> NotebookNode:
 # The cache.
 
 
-def open_cache(book: Book) -> Any:
-    from jupyter_cache import get_cache
-
-    path = cache_path(book)
-    if not path.exists():
-        path.mkdir(parents=True)
-        (path / "stack.json").write_text(json.dumps(stack(), indent=1) + "\n", "utf-8")
-    return get_cache(path)
-
-
 def from_cache(cache: Any, notebook: NotebookNode) -> NotebookNode | None:
     """The executed notebook, or None. What a killed run left half-written counts as missing."""
     try:
@@ -129,16 +118,6 @@ def from_cache(cache: Any, notebook: NotebookNode) -> NotebookNode | None:
     except (KeyError, ValueError, nbformat.reader.NotJSONError):
         return None
     return executed
-
-
-def keep_in_cache(
-    cache: Any, book: Book, page: str, executed: NotebookNode, seconds: float
-) -> None:
-    from jupyter_cache.base import CacheBundleIn
-
-    about = {"execution_seconds": seconds}  # the name that myst-nb wants
-    bundle = CacheBundleIn(executed, str(book.source(page)), data=about)
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
 def found_in_cache(book: Book, page: str) -> NotebookNode | None:
@@ -159,8 +138,7 @@ def prune(book: Book) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def alone(book: Book, say: Callable[[str], None]) -> Iterator[None]:
+def alone(book: Book) -> contextlib.AbstractContextManager[Any]:
     """One process executes at a time; a second one waits, and then finds everything cached."""
     from filelock import FileLock, Timeout  # not where one notebook runs, as in Colab
 
@@ -168,43 +146,21 @@ def alone(book: Book, say: Callable[[str], None]) -> Iterator[None]:
     path.parent.mkdir(exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
-        say("waiting for another process that executes chapters")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        print("waiting for another process that executes chapters", flush=True)
+        return lock.acquire()
 
 
 # One chapter.
 
 
-@dataclass
-class Failure:
-    """A cell that failed. Cells are counted from 1, Markdown and code together."""
+class CellFailed(Exception):
+    """A cell of a page failed: where, and what it said."""
 
-    page: str
-    cell: int
-    line: int  # of page.md
-    source: str
-    error: str
-    traceback: str = ""
-
-    def __str__(self) -> str:
-        first = next((line for line in self.source.splitlines() if line.strip()), "")
-        text = f"{self.page}.md:{self.line}: cell {self.cell} failed\n    {first}\n{self.error}"
-        return text + (f"\n{self.traceback}" if self.traceback else "")
-
-
-class ExecutionFailed(Problem):
-    def __init__(self, failures: list[Failure]):
-        self.failures = failures
-        count = f"{len(failures)} chapter" + "s" * (len(failures) > 1)
-        super().__init__(
-            "\n\n".join(map(str, failures)) + f"\n\n{count} failed; nothing was built."
-        )
+    def __init__(self, page: str, notebook: NotebookNode, index: int, said: str) -> None:
+        line = notebook.metadata.get("source_map", [0] * (index + 1))[index]
+        super().__init__(f"{page}.md:{line}: cell {index + 1} failed\n{said}")
 
 
 def kernel_environment(folder: Path) -> dict[str, str]:
@@ -212,41 +168,32 @@ def kernel_environment(folder: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in ALWAYS_KEPT_FROM_KERNELS and (real or not KEPT_FROM_KERNELS.match(name))
+        if not KEPT_FROM_KERNELS.match(name) and (real or not CHANGES_JAX.match(name))
     }
     return {**kept, "IPYTHONDIR": str(folder)}
 
 
-def new_client(
-    notebook: NotebookNode,
-    folder: Path,
-    timeout: int,
-    launcher: Sequence[str] = ("-m", "ipykernel_launcher"),
-    **hooks: Any,
-) -> Any:
+def new_client(notebook: NotebookNode, folder: Path, timeout: int, **hooks: Any) -> Any:
     """An nbclient whose kernel is this Python, whatever kernels the user has installed."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     class ThisPython(AsyncKernelManager):
-        @property
-        def kernel_spec(self) -> KernelSpec:
-            launch = [sys.executable, "-Xfrozen_modules=off", *launcher]
-            return KernelSpec(
-                argv=[*launch, "-f", "{connection_file}"],
-                display_name="Python 3",
-                language="python",
-            )
+        launch = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f"]
+        kernel_spec = KernelSpec(argv=[*launch, "{connection_file}"], language="python")
 
-    # Sockets are files, so nobody else on the machine can listen. Windows has only ports.
-    transport = "tcp" if sys.platform == "win32" else "ipc"
-    sockets = str(folder / "kernel.json")
     cwd = folder / "empty"
     cwd.mkdir()
-    return NotebookClient(
+    manager = ThisPython(
+        # Sockets are files, so nobody else on the machine can listen. Windows has only ports.
+        transport="tcp" if sys.platform == "win32" else "ipc",
+        connection_file=str(folder / "kernel.json"),
+        kernel_name="python3",
+    )
+    client = NotebookClient(
         notebook,
-        km=ThisPython(transport=transport, connection_file=sockets, kernel_name="python3"),
+        km=manager,
         timeout=timeout,
         startup_timeout=120,
         record_timing=False,
@@ -254,127 +201,86 @@ def new_client(
         resources={"metadata": {"path": str(cwd)}},
         **hooks,
     )
+    client.owns_km = True  # end the kernel with the notebook
+    return client
 
 
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def failure(page: str, notebook: NotebookNode, index: int, error: BaseException | str) -> Failure:
-    from nbclient.exceptions import CellExecutionError
-
-    cell = notebook.cells[index]
-    line = notebook.metadata.get("source_map", [0] * (index + 1))[index]
-    if isinstance(error, CellExecutionError):
-        outputs = [output for output in cell.outputs if output.output_type == "error"]
-        trace = "\n".join(outputs[-1].traceback) if outputs else ""
-        trace = "\n".join(normalise_text(ANSI.sub("", trace)).splitlines()[-40:])
-        return Failure(page, index + 1, line, cell.source, f"{error.ename}: {error.evalue}", trace)
-    if isinstance(error, BaseException):
-        error = f"{type(error).__name__}: {error}"
-    return Failure(page, index + 1, line, cell.source, error)
-
-
-async def execute_notebook(
-    page: str,
-    notebook: NotebookNode,
-    timeout: int,
-    **options: Any,
-) -> Failure | NotebookNode:
-    """Execute a copy of a notebook; normalised, or what went wrong."""
-    from nbclient.exceptions import CellTimeoutError
-
+async def execute_notebook(page: str, notebook: NotebookNode, timeout: int) -> NotebookNode:
+    """A copy of a notebook, executed and normalised. Raises CellFailed."""
     notebook, now = copy.deepcopy(notebook), 0
 
     def started(cell_index: int, **_: Any) -> None:
         nonlocal now
         now = cell_index
 
-    hooks: dict[str, Any] = {"on_cell_start": started, **options}
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
-        client = new_client(notebook, Path(folder), timeout, **hooks)
-        client.owns_km = True  # end the kernel with the notebook
+        client = new_client(notebook, Path(folder), timeout, on_cell_start=started)
         try:
             await client.async_execute(env=kernel_environment(Path(folder, "ipython")))
-        except CellTimeoutError:
-            return failure(page, notebook, now, f"TimeoutError: still running after {timeout} s")
-        except Exception as error:
-            return failure(page, notebook, now, error)
+        except Exception as error:  # a cell raised or took too long, or the kernel died
+            said = normalise_text(ANSI.sub("", f"{type(error).__name__}: {error}")).strip()
+            raise CellFailed(page, notebook, now, said) from None
     for index, cell in enumerate(notebook.cells):
         expected = "raises-exception" in cell.metadata.get("tags", [])
         if expected and not any(output.output_type == "error" for output in cell.outputs):
-            return failure(page, notebook, index, "Tagged raises-exception, but it did not raise")
+            said = "Tagged raises-exception, but it did not raise"
+            raise CellFailed(page, notebook, index, said)
     return normalise(notebook)
 
 
 # All chapters.
 
 
-def execute(
-    book: Book,
-    pages: Sequence[str] | None = None,
-    *,
-    workers: int = 2,
-    fresh: bool = False,
-    say: Callable[[str], None] = print,
-) -> dict[str, NotebookNode]:
+def execute(book: Book, pages: Sequence[str] | None = None) -> dict[str, NotebookNode]:
     """Executed, normalised notebooks by page; runs only what the cache lacks.
 
-    With `fresh`, runs every page and leaves the cache alone. Raises ExecutionFailed after the other
-    pages are done and cached.
+    Raises Problem after the other pages are done and cached.
     """
+    from jupyter_cache import get_cache
+
     every = book.chapters if pages is None else pages
     notebooks = {page: read_as_sphinx(book, page) for page in every}
-    timeout = int(book.config["execute"]["timeout"])
-    if fresh:
-        return execute_all(notebooks, timeout, workers, say, lambda *_: None)
-    with alone(book, say):
-        cache = open_cache(book)
+    with alone(book):
+        cache = get_cache(cache_path(book))
         done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
         missing = {page: notebooks[page] for page, found in done.items() if found is None}
-
-        def keep(page: str, executed: NotebookNode, seconds: float) -> None:
-            keep_in_cache(cache, book, page, executed, seconds)
-
-        if missing:
-            execute_all(missing, timeout, workers, say, keep)
-            done |= {page: from_cache(cache, notebook) for page, notebook in missing.items()}
+        execute_all(book, cache, missing)
+        done |= {page: from_cache(cache, notebook) for page, notebook in missing.items()}
         prune(book)
     return {page: executed for page, executed in done.items() if executed is not None}
 
 
-def execute_all(
-    notebooks: Mapping[str, NotebookNode],
-    timeout: int,
-    workers: int,
-    say: Callable[[str], None],
-    keep: Callable[[str, NotebookNode, float], None],
-) -> dict[str, NotebookNode]:
-    executed: dict[str, NotebookNode] = {}
-    failures: list[Failure] = []
+def execute_all(book: Book, cache: Any, notebooks: Mapping[str, NotebookNode]) -> None:
+    """Execute all, and keep what passes. Raises Problem with each cell that failed."""
+    from jupyter_cache.base import CacheBundleIn
+
+    timeout = int(book.config["execute"]["timeout"])
+    failures: dict[str, str] = {}
 
     async def one(page: str, turn: asyncio.Semaphore) -> None:
         async with turn:
             start = time.perf_counter()
-            result = await execute_notebook(page, notebooks[page], timeout)
+            try:
+                executed = await execute_notebook(page, notebooks[page], timeout)
+            except CellFailed as failed:
+                failures[page] = str(failed)
             seconds = time.perf_counter() - start
-        if isinstance(result, Failure):
-            failures.append(result)
-        else:
-            executed[page] = result
-            keep(page, result, seconds)
-        outcome = "FAILED after" if isinstance(result, Failure) else "executed in"
-        say(f"{page}: {outcome} {seconds:.1f} s")
+        if page not in failures:
+            about = {"execution_seconds": seconds}  # the name that myst-nb wants
+            bundle = CacheBundleIn(executed, str(book.source(page)), data=about)
+            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        outcome = "FAILED after" if page in failures else "executed in"
+        print(f"{page}: {outcome} {seconds:.1f} s", flush=True)
 
     async def everything() -> None:
-        turn = asyncio.Semaphore(workers)
+        turn = asyncio.Semaphore(AT_ONCE)
         await asyncio.gather(*(one(page, turn) for page in notebooks))
 
     in_thread(everything)
     if failures:
-        raise ExecutionFailed(
-            sorted(failures, key=lambda failure: list(notebooks).index(failure.page))
-        )
-    return executed
+        said = [failures[page] for page in notebooks if page in failures]
+        count = f"{len(said)} chapter" + "s" * (len(said) > 1)
+        raise Problem("\n\n".join([*said, f"{count} failed; nothing was built."]))
 
 
 def in_thread(work: Callable[[], Any]) -> None:
@@ -410,29 +316,17 @@ def write_outputs(executed: Mapping[str, NotebookNode], folder: Path) -> None:
         (folder / f"{Path(page).name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def missing(book: Book) -> list[str]:
-    """The chapters that a build would execute now."""
-    cache = open_cache(book)
-    return [page for page in book.chapters if from_cache(cache, read_as_sphinx(book, page)) is None]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(prog="bookkit execute", description=__doc__.split("\n")[0])
     options.add_argument(
         "pages", nargs="*", metavar="PAGE", help="such as book/01-mesh; default: all"
     )
-    options.add_argument("--workers", type=int, default=2, help="chapters at a time (2)")
-    options.add_argument("--fresh", action="store_true", help="run all anew, leave the cache alone")
-    options.add_argument("--list", action="store_true", help="name the chapters that would run")
     options.add_argument("--out", type=Path, metavar="DIR", help="write the outputs here, as text")
     chosen, book = options.parse_args(arguments), Book()
     pages = [re.sub(r"\.md$", "", page) for page in chosen.pages] or None
     unknown = set(pages or ()) - set(book.chapters)
     if unknown:
         raise Problem(f"No chapters: {', '.join(unknown)}. _toc.yml has {', '.join(book.chapters)}")
-    if chosen.list:
-        print(*missing(book), sep="\n")
-        return
-    executed = execute(book, pages, workers=chosen.workers, fresh=chosen.fresh)
+    executed = execute(book, pages)
     if chosen.out:
         write_outputs(executed, chosen.out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from xml.etree import ElementTree
 
 from bookkit.model.book import Book
@@ -28,7 +27,3 @@ def sitemap(book: Book) -> bytes:
                 ElementTree.SubElement(url, f"{{{XHTML}}}link", where)
     ElementTree.indent(urls)
     return ElementTree.tostring(urls, encoding="utf-8", xml_declaration=True) + b"\n"
-
-
-def write_sitemap(book: Book, site: Path) -> None:
-    (site / "sitemap.xml").write_bytes(sitemap(book))
