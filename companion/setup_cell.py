@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "ea3e408a2b06dbef10d4ed5043ac004379b8de81ef1c53769431f8904b931f17"
+SHA256 = "b86382a2002d3333ee78838e14d459137719932bc06fec7cb336ef8ae7e2432f"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp

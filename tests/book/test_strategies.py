@@ -362,7 +362,9 @@ def test_how_many_tokens_are_enough():
             for machine, (C, W) in C_AND_W.items()
         }
         assert 2_500 < max(needed.values()) == needed["TPU v5p"] <= 2_600
-        assert 2_150 < min(needed.values()) == needed["TPU v5e"] < needed["H100, in a node"] <= 2_200
+        assert (
+            2_150 < min(needed.values()) == needed["TPU v5e"] < needed["H100, in a node"] <= 2_200
+        )
 
 
 def test_how_many_hidden_units_are_enough():
