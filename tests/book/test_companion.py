@@ -7,7 +7,6 @@ import pytest
 
 from many_devices import (
     checkpoints,
-    checks,
     experts,
     fsdp,
     helpers,
@@ -45,7 +44,6 @@ SHOWN = [
     ("04b-memory", memory.state),
     ("04b-memory", memory.kept),
     ("04b-memory", memory.kept_gb),
-    ("02-variables", checks.misplaced),
     ("05-checkpoint", logical.mesh_of),
     ("05-checkpoint", checkpoints.Run),
     ("05-checkpoint", checkpoints.make_run),

@@ -39,6 +39,7 @@ def run(capsys):
     """Execute a book: (its notebooks, the pages that it had to run)."""
 
     def do(book):
+        capsys.readouterr()  # what a run that failed had printed
         executed = execute.execute(book)
         return executed, [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
 

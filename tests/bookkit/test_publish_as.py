@@ -103,7 +103,7 @@ def test_outside_a_clone_it_says_what_to_do(tmp_path):
 
 
 def test_every_workflow_that_publishes_asks_first_whose_addresses_these_are():
-    for name, publishes in (("publish", "deploy-pages"), ("release", "upload-artifact")):
+    for name, publishes in (("ci", "deploy-pages"), ("release", "upload-artifact")):
         text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8")
         assert text.index(".ci/own-address") < text.index(publishes), name
 

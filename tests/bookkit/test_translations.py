@@ -78,7 +78,7 @@ BREAKS = {  # how: (what, by what, of which kind, check, what it says, in which 
         "text", "number", "says 8 in words", "^[^8]*eight devices[^8]*$"),
     "a code span changed": (CODE_SPAN, "`other`", "text", "code", "has other", ""),
     "a formula lost": (r"\$[^$]+\$", "它", "text", "formula", "lacks", ""),
-    "a formula of its own": (r"^(?=\\text\{)", "x = ", "text", "formula", "has x", ""),
+    "a formula of its own": (r"^(?=\\frac)", "x = ", "text", "formula", "has x", ""),
     "a sign of a formula": (r"^\\frac", r"\\sqrt", "text", "formula", "has \\sqrt", ""),
     "a placeholder lost": (r"\{\w+\}", "某", "code", "placeholder", "lacks {", ""),
     "emphasis lost": (r"\*\*([^*]+)\*\*", r"\1", "text", "emphasis", "lacks **…**", ""),
