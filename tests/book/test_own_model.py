@@ -187,26 +187,41 @@ def test_the_sharded_weights_are_gathered_once_and_the_gradients_summed_once(pag
     assert set(page.totals) == {"all-gather", "all-reduce"}
 
 
-@compiled_for_cpu
-def test_with_checkpoint_around_each_block_its_weights_are_gathered_twice_and_not_kept(page):
-    """Without, a device comes to hold nearly all weights whole; with, all but those of one block
-    are free, and the weights of both blocks are gathered a second time."""
-    dropped = with_fault(
+@pytest.fixture(scope="module")
+def dropped():
+    """The page with `jax.checkpoint` around each block."""
+    cells = with_fault(
         cells_of(PAGE),
         "            x_BSD = block(x_BSD)",
         "            x_BSD = jax.checkpoint(lambda block, x_BSD: block(x_BSD))(block, x_BSD)",
     )
-    in_blocks = 4 * sum(
-        w.size
-        for path, w in nnx.to_flat_state(nnx.state(page.model.blocks, nnx.Param))
+    with run(PAGE, cells=cells, until="moves") as page:
+        yield page
+
+
+def in_blocks(page):
+    """Bytes of the sharded weights of all blocks."""
+    return 4 * sum(
+        weight.size
+        for path, weight in nnx.to_flat_state(nnx.state(page.model.blocks, nnx.Param))
         if path[-1] == "kernel"
     )
-    assert in_blocks + 2 * 4 * 256 * 64 == page.totals["all-gather"].payload_bytes  # each once
-    with run(PAGE, cells=dropped, until="moves") as other:
-        gathered = other.totals["all-gather"].payload_bytes
-        assert gathered == page.totals["all-gather"].payload_bytes + in_blocks
-        freed = [ms.memory(it.program).temporaries for it in (page, other)]
-    assert freed[0] > page.weight_bytes and freed[0] - freed[1] > in_blocks / 2
+
+
+@compiled_for_cpu
+def test_with_checkpoint_around_each_block_its_weights_are_gathered_twice(page, dropped):
+    """Without it, each sharded weight is gathered once."""
+    once, twice = (it.totals["all-gather"].payload_bytes for it in (page, dropped))
+    assert once == in_blocks(page) + 2 * 4 * 256 * 64  # and embedding and head
+    assert twice == once + in_blocks(page)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="on 0.10 both take the same memory")
+@compiled_for_cpu
+def test_with_checkpoint_around_each_block_its_weights_are_freed(page, dropped):
+    """Without it, a device comes to hold nearly all weights whole; with it, those of one block."""
+    kept, freed = (ms.memory(it.program).temporaries for it in (page, dropped))
+    assert kept > page.weight_bytes and kept - freed > in_blocks(page) / 2
 
 
 def test_a_target_has_the_shardings_that_set_metadata_recorded(page):

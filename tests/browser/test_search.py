@@ -43,7 +43,7 @@ QUESTIONS = [
     ("donate", "silent-failures#donation"),
     ("load Llama weights", "own-weights"),
     ("LoRA", "lora#lora-is-a-filter"),
-    ("bfloat16 master weights", "04c-less-memory#bfloat16-with-float32-masters-and-moments"),
+    ("bfloat16 master weights", "04c-less-memory#why-the-weights-themselves-stay-in-float32"),
     ("why is my model replicated", "08a-find-replication"),
     (
         "random numbers depend on the number of devices",
