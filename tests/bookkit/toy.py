@@ -23,14 +23,6 @@ def code(source, *tags, **options):
     return f"```{{code-cell}} ipython3\n{head}{chr(10) * bool(head)}{source}\n```"
 
 
-SETUP = code("import jax", "setup", "hide-cell", cellView="form")
-STUB = code("answer_a = None", "exercise-a")
-CHECK = code("def check_a(answer):\n    return 'not yet'\ncheck_a(answer_a)", "check-a")
-SOLVED = code(
-    "# @title Solution\nanswer_a = 1\ncheck_a(answer_a)", "solution-a", "hide-cell", cellView="form"
-)
-
-
 def link_site(root):
     """Give a made-up book the real frame of pages."""
     (root / "site").symlink_to(ROOT / "site")
