@@ -41,7 +41,7 @@ ifdef PAGE
 else
 	@.ci/browser || echo "The built site is not looked at without one; all else is checked."
 	@$(RUN) bookkit execute
-	@$(RUN) pytest tests -m "not kills and not faults and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(RUN) pytest tests -m "not kills and not faults and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --maxfail 25
 	@$(RUN) pytest tests/*/test_*_kills.py -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 endif
 
