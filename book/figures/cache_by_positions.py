@@ -6,7 +6,7 @@ A line is a row of the batch, a square a position. The rows' positions are those
 from kit import DATA, INK, figure, kept, line, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("15a-divide-cache", "imports", "example")
+PAGE = run_cells("15a-divide-cache", "imports", "mesh", "example")
 LAST = PAGE["position_BS"][:, 0].tolist()  # of each row: the position of its new token
 T, DEVICES = PAGE["T"], PAGE["serving"].shape["group"]
 SIZE_HERE = T // DEVICES  # positions on each device

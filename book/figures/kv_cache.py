@@ -1,11 +1,10 @@
 """The KV cache of chapter 15: rows of unequal lengths, after prefill and after six steps of decode.
 
-A line is a row of the batch, a square a position. Blue and orange say which devices have it: `data`
-divides the rows, and the positions are those of one key-value head. Grey outlines are values of
-padding, which no token sees.
+A line is a row of the cache, a square a position. Blue positions are prompts, orange ones are new.
+Grey outlines are values of padding, which no token sees.
 """
 
-from kit import DATA, INK, figure, frame, kept, line, rect, say, text, write
+from kit import DATA, INK, figure, frame, rect, say, text, write
 
 LENGTHS = [5, 9, 3, 12, 7, 10, 4, 8]  # of the prompts
 PADDED, T, STEPS = 12, 32, 6
@@ -17,7 +16,7 @@ def grid(top, steps):
     """The cache after so many steps of decode, and the query of each row's last token."""
     parts = []
     for row, length in enumerate(LENGTHS):
-        y = top + ROW * row + (6 if row >= len(LENGTHS) // 2 else 0)
+        y = top + ROW * row
         parts.append(text(LEFT - 7, y + 8, str(row), 11, "end", opacity=0.8))
         for position in range(T):
             x = LEFT + STEP * position
@@ -29,15 +28,6 @@ def grid(top, steps):
                 parts.append(frame(x + 0.5, y + 0.5, SIZE - 1, SIZE - 1, INK, 0.9, 0.7, True))
             else:
                 parts.append(rect(x, y, SIZE, SIZE, INK, 0.13))
-    for half in range(2):
-        y = top + (ROW * len(LENGTHS) / 2 + 6) * half
-        right = LEFT + STEP * T + 1
-        bottom = y + ROW * len(LENGTHS) / 2 - 4
-        parts.append(line([(right, y), (right + 3, y), (right + 3, bottom), (right, bottom)]))
-        words = kept(f"data {half}")
-        middle = (y + bottom) / 2
-        turned = f'<g transform="translate({right + 14:g} {middle:g}) rotate(90)">'
-        parts += [turned, text(0, 0, words, 11, "middle"), "</g>"]
     return parts
 
 
@@ -50,7 +40,7 @@ def axis(y):
 
 
 def draw():
-    high = ROW * len(LENGTHS) + 2
+    high = ROW * len(LENGTHS) - 4
     parts = [text(0, 14, say("After prefill"), 14, bold=True), *grid(24, 0), *axis(24 + high + 13)]
     second = 24 + high + 46
     words = say("After {count} steps of decode", count=STEPS)
@@ -70,8 +60,7 @@ def draw():
         f"A cache with {len(LENGTHS)} rows and {T} positions, drawn twice. After prefill, the rows "
         f"hold prompts of {', '.join(map(str, LENGTHS))} positions, and padding up to position "
         f"{PADDED - 1}. After {STEPS} steps of decode they hold {', '.join(map(str, ends))} "
-        f"positions: each row has grown by {STEPS} new positions at its own end, over the padding. "
-        "Rows 0 to 3 are on the devices where data is 0, rows 4 to 7 where it is 1."
+        f"positions: each row has grown by {STEPS} new positions at its own end, over the padding."
     )
     return {"kv_cache": figure(360, y + 14, says, parts)}
 

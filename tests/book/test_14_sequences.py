@@ -95,7 +95,8 @@ def test_bytes_follow_the_formulas_forward_and_backward(page):
         back = sum(row.wire_bytes for row in rows if "transpose" in row.op_name)
         assert back == once, name
         assert page.sent(step) == 2 * once, name
-    assert (page.ring_bytes, page.ulysses_bytes) == (2 * around, 2 * exchanged)
+    per_token = [once / (4 * tokens * C) for once in (around, exchanged)]
+    assert per_token == [24, 18], "times C, as the answer says"
 
 
 def test_sent_counts_each_turn_of_a_loop(page):
@@ -111,7 +112,7 @@ def test_sent_counts_each_turn_of_a_loop(page):
     block = P("data", "seq")
     mapped = jax.shard_map(layers, mesh=page.mesh, in_specs=block, out_specs=block)
     q = jax.ShapeDtypeStruct((4, 64, 8, 8), "float32")
-    assert page.sent(jax.jit(mapped).lower(q).compile()) == 10 * page.ring_bytes / 2
+    assert page.sent(jax.jit(mapped).lower(q).compile()) == 10 * page.sent(page.ring_step) / 2
 
 
 def pairs_of_tokens_in_view(page):
@@ -193,6 +194,23 @@ def test_the_example_of_a_merge(page):
     top, total, _ = page.merge(one, two)
     assert float(top) == 4
     np.testing.assert_allclose([page.merged, page.together], float(total), rtol=1e-6)
+
+
+def test_a_ring_of_two_devices_is_attention_without_a_mask(page):
+    """Two of four tokens on each device: the softmax over all keys, also of large scores."""
+    q, k, v = page.q, page.k, page.v
+    for times in (1, 100):
+        found = page.on_pair(times * q, k, v)
+        np.testing.assert_allclose(found, jax.nn.softmax(times * q @ k.T) @ v, atol=1e-4)
+    assert {shard.data.shape for shard in page.on_pair(q, k, v).addressable_shards} == {(2, 8)}
+
+
+def test_the_general_block_is_that_of_two_devices_with_heads_and_a_mask(page):
+    """With one head and no masked key, unfinished_attention is `part` of scaled queries."""
+    q, k, v = (x[None, :, None] for x in (page.q, page.k, page.v))
+    seen = page.unfinished_attention(q, k, v, jnp.full(4, 9), jnp.arange(4))
+    for found, wanted in zip(seen, page.part(page.q / 8**0.5, page.k, page.v), strict=True):
+        np.testing.assert_allclose(found[0, 0, 0], wanted, rtol=1e-5)
 
 
 def test_the_figures_show_who_has_what(page, monkeypatch):

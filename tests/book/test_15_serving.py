@@ -13,12 +13,11 @@ import meshscope as ms
 from defined import functions, shown
 from fetched import fetched_by
 from many_devices import serving
-from pages import BOOK, cells_of, check_exercise, exercises_of
+from pages import BOOK, check_exercise, exercises_of
 
 PAGE = "15-serving"
 DIVIDED = "15a-divide-cache"
 EXAMPLES = BOOK.parent / "examples"
-P = jax.P
 EXACT = dict(rtol=1e-4, atol=1e-4)  # float32; four devices add in another order than one
 
 
@@ -27,16 +26,16 @@ def shapes_of(page):
     return {name: shape for name, (shape, _) in page.WEIGHTS.items()}
 
 
-def generated(page, forward, spec, steps=8, **others):
+def generated(page, steps=8, **others):
     """Tokens, logits and the cache after some steps from an empty cache."""
-    given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, weights=page.weights)
+    given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, model=page.model)
     given |= others
-    return page.generate(forward, cache=page.make_cache(spec), steps=steps, **given)
+    return page.generate(weights=page.weights, cache=page.make_cache(), steps=steps, **given)
 
 
-def moved(page, forward, cache):
+def moved(page, cache):
     """(kind, axes, payload bytes, bytes sent, executions) of each collective of a step of decode."""
-    rows = ms.collectives(page.decode_program(forward, cache), page.serving)
+    rows = ms.collectives(page.decode_program(page.model, cache), page.serving)
     return [(row.kind, row.axes, row.payload_bytes, row.wire_bytes, row.executions) for row in rows]
 
 
@@ -95,7 +94,7 @@ def test_the_model_is_that_of_bring_your_own_weights(page, monkeypatch):
     with jax.set_mesh(mesh):
         logits = model(jnp.asarray(page.prompts_BS))
     wanted = logits[jnp.arange(page.B), page.length_B - 1]
-    _, found, _ = generated(page, page.with_copies, page.COPIES, steps=1)
+    _, found, _ = generated(page, steps=1)
     np.testing.assert_allclose(found[:, 0], wanted, **EXACT)
 
 
@@ -111,18 +110,17 @@ def test_the_reference_is_the_model_of_bring_your_own_weights(page, monkeypatch)
 # The move
 
 
-def test_training_holds_76_544_bytes_and_serving_163_584(page):
-    """An eighth of the matrices; a quarter of them, and half of key and value."""
+def test_training_holds_74_976_bytes_and_serving_300_800(page):
+    """An eighth of everything; half of the matrices, and all of the scales."""
     sizes = {name: np.prod(shape) for name, shape in shapes_of(page).items()}
     scales = sum(size for name, size in sizes.items() if "scale" in name)
-    shared = sizes["blocks/key/kernel"] + sizes["blocks/value/kernel"]
-    others = sum(sizes.values()) - scales - shared
-    assert (scales, shared, others) == (448, 12_288, 137_216)
-    training = 4 * ((shared + others) // 8 + scales)
-    serving = 4 * (others // 4 + shared // 2 + scales)
-    assert ms.memory(page.trained).bytes_per_device == training == 76_544
-    assert ms.memory(page.weights).bytes_per_device == serving == 163_584
-    assert f"{serving / training:.1f}" == "2.1"
+    matrices = sum(sizes.values()) - scales
+    assert (scales, matrices) == (448, 149_504)
+    training = 4 * (matrices + scales) // 8
+    serving = 4 * (matrices // 2 + scales)
+    assert ms.memory(page.trained).bytes_per_device == training == 74_976
+    assert ms.memory(page.weights).bytes_per_device == serving == 300_800
+    assert f"{serving / training:.1f}" == "4.0"
 
 
 def test_the_weights_are_the_same_after_the_move(page):
@@ -132,17 +130,17 @@ def test_the_weights_are_the_same_after_the_move(page):
 
 
 def test_device_put_fetches_what_differs_and_a_jitted_identity_nothing(page):
-    """On the same eight devices, device_put takes each matrix through the host; move takes none."""
+    """On the same eight devices, device_put takes each weight through the host; move takes none."""
     fresh = jax.tree.map(jnp.copy, page.trained)
-    matrices = sorted(shape for name, shape in shapes_of(page).items() if "scale" not in name)
-    assert sorted(fetched_by(lambda: jax.device_put(fresh, page.shardings))) == matrices
+    shapes = sorted(shapes_of(page).values())
+    assert sorted(fetched_by(lambda: jax.device_put(fresh, page.shardings))) == shapes
     fresh = jax.tree.map(jnp.copy, page.trained)
     assert fetched_by(lambda: page.move(fresh)) == []
 
 
 def test_in_another_order_of_devices_device_put_fetches_nothing(page):
     """With the same devices in another order, device_put compiles a program of its own."""
-    order = np.array(jax.devices())[[0, 1, 3, 2, 4, 5, 7, 6]].reshape(2, 2, 2)
+    order = np.array(jax.devices())[[0, 1, 3, 2, 4, 5, 7, 6]].reshape(4, 2)
     other = jax.sharding.Mesh(order, page.serving.axis_names)
     shardings = {name: jax.NamedSharding(other, spec) for name, spec in page.SPECS.items()}
     fresh = jax.tree.map(jnp.copy, page.trained)
@@ -163,16 +161,13 @@ def test_in_bfloat16_it_serves_too(page):
     """Weights and cache in bfloat16: half of the cache, and logits that differ by rounding."""
     half = jax.tree.map(lambda weight: weight.astype("bfloat16"), page.weights)
     wanted = page.wanted_logits[:, 0]
-    for attend, spec in [(page.attend_copies, page.COPIES), *divided(page)]:
-        cache = page.make_cache(spec, dtype="bfloat16")
-        held = ms.memory(page.make_cache(spec)).bytes_per_device
-        assert 2 * ms.memory(cache).bytes_per_device == held
-        forward = page.make_forward(attend, spec)
-        given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, steps=1)
-        _, logits, _ = page.generate(forward, half, cache, **given)
-        assert logits.dtype == "bfloat16"
-        off = np.abs(logits[:, 0].astype("float32") - wanted).max()
-        assert off < 0.1 * np.abs(wanted).max()
+    cache = page.make_cache(dtype="bfloat16")
+    assert 2 * ms.memory(cache).bytes_per_device == ms.memory(page.make_cache()).bytes_per_device
+    given = dict(prompts_BS=page.prompts_BS, length_B=page.length_B, steps=1)
+    _, logits, _ = page.generate(page.model, half, cache, **given)
+    assert logits.dtype == "bfloat16"
+    off = np.abs(logits[:, 0].astype("float32") - wanted).max()
+    assert off < 0.1 * np.abs(wanted).max()
 
 
 def test_each_device_has_the_key_value_head_of_its_query_heads(page):
@@ -183,60 +178,50 @@ def test_each_device_has_the_key_value_head_of_its_query_heads(page):
         columns = range(128)[query[device][2]]
         heads = {column // page.C for column in columns}
         of_key = {column // page.C for column in range(32)[key[device][2]]}
-        assert len(heads) == 2 and {head // 4 for head in heads} == of_key
+        assert len(heads) == 4 and len(of_key) == 1 and {head // 4 for head in heads} == of_key
 
 
 # The cache
 
 
-def test_the_cache_is_divided_by_data_and_kv_and_copied_along_group(page):
-    """Each device holds 49,152 bytes: half of the rows, one of two heads."""
-    assert ms.memory(page.cache).bytes_per_device == 49_152
-    shapes = {shard.data.shape for shard in page.cache["k"].addressable_shards}
-    assert shapes == {(3, 4, 32, 1, 16)}
-    assert page.COPIES == P(None, "data", None, "kv", None)
+def test_the_cache_is_divided_by_rows_and_heads_and_nothing_is_stored_twice(page):
+    """Each device holds two rows of one head, 24,576 bytes."""
+    cache = page.make_cache()
+    held = ms.memory(cache)
+    assert held.bytes_per_device == 24_576 and held.total_bytes == held.unique_bytes
+    shapes = {shard.data.shape for shard in cache["k"].addressable_shards}
+    assert shapes == {(3, 2, 32, 1, 16)}
 
 
-def test_the_copies_along_group_are_equal(page):
-    """After 8 steps the devices along group have the same numbers."""
-    for array in page.cache.values():
-        by_index = {}
-        for shard in array.addressable_shards:
-            by_index.setdefault(str(shard.index), []).append(np.asarray(shard.data))
-        assert len(by_index) == 4
-        for one, other in by_index.values():
-            np.testing.assert_array_equal(one, other)
-
-
-def test_shard_map_rejects_copies_that_differ(page):
-    """A cache that could differ along group is an error while tracing, by the promise of the specs."""
-
-    def differs(q, k, v, cache, i, position_BS):
-        k = k + 1e-9 * jax.lax.axis_index("group")
-        return page.attend_copies(q, k, v, cache, i, position_BS)
-
-    with pytest.raises((TypeError, ValueError), match="varying|vary|manual axes|replicat"):
-        page.decode_program(page.make_forward(differs, page.COPIES), page.cache)
+def test_write_puts_each_row_at_its_own_position(page):
+    """Row 0 at position 1 and row 1 at 4; a slot beyond the end is dropped."""
+    for name in "kv":
+        assert np.argwhere(np.asarray(page.small[name])[0, :, :, 0, 0]).tolist() == [[0, 1], [1, 4]]
+    beyond = page.write(page.small, 0, jnp.array([[6], [6]]), 2 * page.new, 2 * page.new)
+    np.testing.assert_array_equal(beyond["k"], page.small["k"])
 
 
 def test_padding_changes_nothing(page):
-    """Other tokens behind a short prompt give the same logits, with all three caches."""
+    """Other tokens behind a short prompt give the same logits."""
     behind = np.arange(12) >= page.length_B[:, None]
     others = np.where(behind, (page.prompts_BS + 100) % page.V, page.prompts_BS).astype("int32")
-    for attend, spec in [(page.attend_copies, page.COPIES), *divided(page)]:
-        forward = page.make_forward(attend, spec)
-        _, logits, _ = generated(page, forward, spec, prompts_BS=others)
-        np.testing.assert_allclose(logits, page.wanted_logits, **EXACT)
+    _, logits, _ = generated(page, prompts_BS=others)
+    np.testing.assert_allclose(logits, page.wanted_logits, **EXACT)
 
 
 # Prefill and decode
 
 
 def test_the_logits_are_those_of_recomputing_everything(page):
-    """With copies: every logit of every step."""
-    tokens, logits, _ = generated(page, page.with_copies, page.COPIES)
-    np.testing.assert_array_equal(tokens, page.wanted_tokens)
-    np.testing.assert_allclose(logits, page.wanted_logits, **EXACT)
+    """Every logit of every step."""
+    np.testing.assert_array_equal(page.tokens, page.wanted_tokens)
+    np.testing.assert_allclose(page.logits, page.wanted_logits, **EXACT)
+
+
+def test_prefill_and_decode_give_the_first_two_tokens(page):
+    """The two cells that call the model by hand."""
+    np.testing.assert_array_equal(page.first_B, page.wanted_tokens[:, 0])
+    np.testing.assert_array_equal(page.second_B, page.wanted_tokens[:, 1])
 
 
 def test_the_reference_computes_each_row_alone(page):
@@ -251,60 +236,44 @@ def test_the_reference_computes_each_row_alone(page):
             tokens.append(int(logits.argmax()))
 
 
-def test_both_caches_hold_the_keys_of_the_prompts_and_of_the_new_tokens(page):
-    """Up to each row's length plus seven, the two caches are equal."""
-    attend, spec = by_positions(page)
-    _, _, divided = generated(page, page.make_forward(attend, spec), spec)
+def test_the_cache_holds_the_prompts_and_the_new_tokens(page):
+    """Up to each row's length plus seven; behind that, and behind the padding, it is empty."""
     for n, length in enumerate(page.length_B):
         for part in "kv":
-            one, other = (cache[part][:, n, : length + 7] for cache in (page.cache, divided))
-            np.testing.assert_allclose(one, other, **EXACT)
-            assert abs(np.asarray(one)).sum(axis=(0, 2, 3)).min() > 0
-            assert not np.any(page.cache[part][:, n, max(12, length + 7) :])
-
-
-def test_the_first_row_starts_at_0_with_a_count_of_5_and_then_at_5_6_7_with_1(page):
-    """S, start and count of row 0 in each call, and that its padding is at positions 5 to 11."""
-    calls = []
-
-    def noted(weights, cache, tokens_BS, start_B, count_B):
-        calls.append((tokens_BS.shape[1], int(start_B[0]), int(count_B[0])))
-        return page.with_copies(weights, cache, tokens_BS, start_B, count_B)
-
-    generated(page, noted, page.COPIES, steps=4)
-    assert calls == [(12, 0, 5), (1, 5, 1), (1, 6, 1), (1, 7, 1)]
+            held = np.asarray(page.cache[part][:, n])
+            assert np.abs(held[:, : length + 7]).sum(axis=(0, 2, 3)).min() > 0
+            assert not np.any(held[:, max(12, length + 7) :])
 
 
 def test_two_programs_are_compiled(page):
     """One for prefill, one for decode."""
-    forward = page.make_forward(page.attend_copies, page.COPIES)
-    generated(page, forward, page.COPIES, steps=4)
-    assert forward._cache_size() == 2
+    model = jax.jit(lambda *given: page.mapped(*given), donate_argnums=1)  # with no programs yet
+    generated(page, steps=4, model=model)
+    assert model._cache_size() == 2
 
 
 def test_the_cache_is_donated(page):
     """The old cache is gone after a call."""
-    cache = page.make_cache(page.COPIES)
-    page.generate(page.with_copies, page.weights, cache, page.prompts_BS, page.length_B, steps=1)
+    cache = page.make_cache()
+    page.generate(page.model, page.weights, cache, page.prompts_BS, page.length_B, steps=1)
     assert all(array.is_deleted() for array in cache.values())
 
 
 def test_more_tokens_than_the_cache_has_positions_raise(page):
     with pytest.raises(ValueError, match="12 . 21 tokens do not fit into 32"):
-        generated(page, page.with_copies, page.COPIES, steps=21)
+        generated(page, steps=21)
 
 
 def test_the_logits_leave_sharded_along_v(page):
     one_B = np.ones(page.B, "int32")
-    cache = page.make_cache(page.COPIES)
-    logits, _ = page.with_copies(page.weights, cache, one_B[:, None], one_B, one_B)
-    assert logits.addressable_shards[0].data.shape == (4, 64)
+    logits, _ = page.model(page.weights, page.make_cache(), one_B[:, None], one_B, one_B)
+    assert logits.addressable_shards[0].data.shape == (2, 128)
 
 
-def test_a_step_runs_seven_all_reduces_of_1_024_bytes(page):
-    """One for the embedding, two for each layer; 4 rows of 64 numbers."""
-    rows = moved(page, page.with_copies, page.cache)
-    assert {row[:3] for row in rows} == {("all-reduce", ("kv", "group"), 4 * 64 * 4)}
+def test_a_step_runs_seven_all_reduces_of_512_bytes(page):
+    """One for the embedding, two for each layer; 2 rows of 64 numbers."""
+    rows = moved(page, page.cache)
+    assert {row[:3] for row in rows} == {("all-reduce", ("model",), 2 * 64 * 4)}
     assert sum(row[4] for row in rows) == 2 * page.L + 1 == 7
 
 
@@ -318,65 +287,16 @@ def longer(cache):
 
 def test_the_all_reduces_do_not_grow_with_the_context(page):
     """A cache of 64 positions moves as much as one of 32."""
-    wanted = moved(page, page.with_copies, page.cache)
-    assert moved(page, page.with_copies, longer(page.cache)) == wanted
+    assert moved(page, longer(page.cache)) == moved(page, page.cache)
 
 
-# The cache divided by rows, and by positions
-
-
-def by_positions(page):
-    """Attention and spec of a cache divided by positions, from the cells of the deeper page."""
-    variables = dict(page.variables)
-    for cell in cells_of(DIVIDED):
-        if cell.id.startswith("positions-") and cell.id != "positions-bytes":
-            exec(cell.source, variables)
-    return variables["attend_positions"], variables["POSITIONS"]
-
-
-def divided(page):
-    """Attention and spec of the two ways to divide the cache."""
-    return [(page.attend_rows, page.ROWS), by_positions(page)]
-
-
-def test_divided_the_logits_are_the_same(page):
-    """By rows and by positions: every logit of every step, and half of the cache on each device."""
-    for attend, spec in divided(page):
-        assert ms.memory(page.make_cache(spec)).bytes_per_device == 24_576 == 49_152 // 2
-        tokens, logits, _ = generated(page, page.make_forward(attend, spec), spec)
-        np.testing.assert_array_equal(tokens, page.wanted_tokens)
-        np.testing.assert_allclose(logits, page.wanted_logits, **EXACT)
-
-
-def test_a_device_of_a_group_stores_two_rows_of_four(page):
-    """Half of the replica's rows, of one key-value head, and no copies."""
-    cache = page.make_cache(page.ROWS)
-    assert {shard.data.shape for shard in cache["k"].addressable_shards} == {(3, 2, 32, 1, 16)}
-    held = ms.memory(cache)
-    assert held.total_bytes == held.unique_bytes
-
-
-def test_divided_by_rows_two_all_to_alls_run_in_each_layer(page):
-    """Queries and results, 512 numbers of four bytes on each device, of which it sends half."""
-    rows = moved(page, page.with_rows, page.make_cache(page.ROWS))
-    sent = [(row[0], row[3], row[4]) for row in rows if row[1] == ("group",)]
-    assert sent == 2 * [("all-to-all", 4 * 2 * 16 * 4 / 2, 3)]
-
-
-def test_what_is_sent_does_not_grow_with_the_conversations(page):
-    """With twice as many positions, a step sends as much, by rows and by positions."""
-    for attend, spec in divided(page):
-        forward, cache = page.make_forward(attend, spec), page.make_cache(spec)
-        assert moved(page, forward, longer(cache)) == moved(page, forward, cache)
-
-
-def test_copies_waste_half_here_and_seven_eighths_with_eight(page):
-    """n devices that share a head hold n copies."""
-    for n, wasted in [(2, 1 / 2), (8, 7 / 8)]:
-        mesh = jax.make_mesh((n,), ("group",), axis_types=page.auto)
-        shape = jax.ShapeDtypeStruct((8,), "float32", sharding=jax.NamedSharding(mesh, P()))
-        held = ms.memory(shape)
-        assert 1 - held.unique_bytes / held.total_bytes == wasted
+def test_two_key_value_heads_do_not_divide_over_four_devices(page):
+    """With four devices along `model`, the 8 query heads divide, and the cache of 2 heads does not."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=page.auto * 2)
+    sharding = jax.NamedSharding(mesh, page.CACHE)
+    assert page.H % 4 == 0
+    with pytest.raises(ValueError, match="evenly divide"):
+        jax.device_put(np.zeros((page.L, page.B, page.T, page.K, page.C)), sharding)
 
 
 # Silent failures
@@ -388,7 +308,7 @@ def test_at_the_same_position_only_the_longest_prompt_is_right(page):
     assert np.delete(page.off_B, 3).min() > 0.5
     twelve = np.full(8, 12, "int32")
     wanted = page.generate_uncached(page.trained, page.prompts_BS, twelve, steps=2)
-    _, logits, _ = generated(page, page.with_copies, page.COPIES, steps=2, length_B=twelve)
+    _, logits, _ = generated(page, steps=2, length_B=twelve)
     np.testing.assert_allclose(logits, wanted[1], **EXACT)
 
 
@@ -396,10 +316,10 @@ def test_not_donated_a_step_needs_a_second_cache(page):
     """The difference is all of the cache, and the line of the page catches it."""
     held = ms.memory(page.cache).bytes_per_device
     donated, not_donated = (
-        ms.memory(page.decode_program(forward, page.cache))
-        for forward in (page.with_copies, page.not_donated)
+        ms.memory(page.decode_program(model, page.cache))
+        for model in (page.model, page.not_donated)
     )
-    assert not_donated.bytes_per_device - donated.bytes_per_device == held == 49_152
+    assert not_donated.bytes_per_device - donated.bytes_per_device == held == 24_576
     assert donated.aliased >= held > not_donated.aliased == 0
 
 
@@ -414,15 +334,17 @@ def test_the_figure_shows_the_prompts_of_the_page(page, monkeypatch):
 
 
 def test_the_file_has_the_functions_of_the_pages():
-    """Every function of examples/serve.py is on this page, on 15a, or in the companion.
+    """Of the functions of examples/serve.py, ten are on this page, on 15a, or in the companion.
 
-    Its own are `main`, and `without_cache`, which takes the sizes of the file.
+    The others differ, because the file has two axes in place of `model` and two kinds of attention.
+    test_15a_divide_cache.py compares what they compute.
     """
     known = functions(Path(serving.__file__).read_text("utf-8"))
     known |= shown(PAGE, functions) | shown(DIVIDED, functions)
     in_file = functions((EXAMPLES / "serve.py").read_text("utf-8"))
-    assert in_file.pop("main") and in_file.pop("without_cache") and len(in_file) == 15
-    assert in_file == {name: known.get(name) for name in in_file}
+    differ = {name for name in in_file if in_file[name] != known.get(name)}
+    own = {"main", "without_cache", "block", "forward", "make_forward", "make_cache"}
+    assert differ == own | {"attend_copies"} and len(in_file) == 17
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

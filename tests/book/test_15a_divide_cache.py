@@ -1,4 +1,4 @@
-"""The page "Divide a KV cache by positions": one softmax over several devices."""
+"""The page "Divide a shared KV cache", and the program of examples/serve.py, which uses it."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import meshscope as ms
+from defined import program_at
+from pages import BOOK
 
 PAGE = "15a-divide-cache"
+EXAMPLES = BOOK.parent / "examples"
 P = jax.P
 
 
@@ -26,9 +29,10 @@ def test_it_gives_what_one_device_gives(page):
 
 
 def test_the_divided_cache_is_the_whole_one(page):
-    """Every position is written where it belongs, and nothing else changes."""
+    """By rows and by positions, every token is written where it belongs, and nothing else changes."""
     for part in "kv":
         np.testing.assert_array_equal(page.divided_cache[part], page.whole[part])
+        np.testing.assert_array_equal(page.rows_cache[part], page.whole[part])
 
 
 def test_position_20_is_in_slot_4_of_the_second_device(page):
@@ -66,10 +70,9 @@ def test_without_the_maximum_large_scores_overflow(page):
 
 
 def test_a_device_holds_8_192_bytes_and_with_copies_16_384(page):
-    assert ms.memory(page.divided_cache).bytes_per_device == 8192
-    sharding = jax.NamedSharding(page.serving, P(None, "data", None, "kv"))
-    copies = jax.tree.map(lambda array: jax.device_put(array, sharding), page.whole)
-    assert ms.memory(copies).bytes_per_device == 16_384
+    for cache in (page.divided_cache, page.rows_cache):
+        assert ms.memory(cache).bytes_per_device == 8192
+    assert ms.memory(page.copies).bytes_per_device == 16_384
 
 
 def sent(program, mesh):
@@ -89,12 +92,62 @@ def test_the_four_collectives_send_512_64_64_and_512_bytes(page):
     assert (gathered, numbers) == (512, 64) and sum(size for _, size in found) == 1152
 
 
+def test_divided_by_rows_two_all_to_alls_send_512_bytes_together(page):
+    """Queries and results, 512 bytes on each device, of which it sends half."""
+    half = 4 * 2 * 16 * 4 / 2
+    found = sent(page.with_rows.lower(*page.given).compile(), page.serving)
+    assert found == 2 * [("all-to-all", half)] and 2 * 2 * half < 1152
+
+
+def test_the_rows_are_divided_and_not_copied(page):
+    """A device of a group stores two rows of four, of one key-value head."""
+    shapes = {shard.data.shape for shard in page.rows_cache["k"].addressable_shards}
+    assert shapes == {(1, 2, 32, 1, 16)}
+    held = ms.memory(page.rows_cache)
+    assert held.total_bytes == held.unique_bytes
+
+
+def test_copies_waste_half_here_and_seven_eighths_with_eight(page):
+    """n devices that share a head hold n copies."""
+    for n, wasted in [(2, 1 / 2), (8, 7 / 8)]:
+        mesh = jax.make_mesh((n,), ("group",), axis_types=page.auto)
+        shape = jax.ShapeDtypeStruct((8,), "float32", sharding=jax.NamedSharding(mesh, P()))
+        held = ms.memory(shape)
+        assert 1 - held.unique_bytes / held.total_bytes == wasted
+
+
 @pytest.mark.parametrize("times", [2, 8])
 def test_what_is_sent_does_not_grow_with_the_cache(page, times):
+    """By rows and by positions."""
     longer = {name: jnp.concatenate([array] * times, axis=2) for name, array in page.cache.items()}
     given = page.q_BSHC, page.k_BSKC, page.v_BSKC, longer, page.position_BS
-    program = page.divided.lower(*given).compile()
-    assert sent(program, page.serving) == sent(page.program, page.serving)
+    for step in (page.divided, page.with_rows):
+        program, wanted = (step.lower(*some).compile() for some in (given, page.given))
+        assert sent(program, page.serving) == sent(wanted, page.serving)
+
+
+def test_in_the_model_of_the_example_all_give_the_tokens_of_no_cache(page, monkeypatch):
+    """examples/serve.py with copies, rows and positions: every logit, and half of the cache."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    serve = program_at(EXAMPLES / "serve.py")
+    random, weights = np.random.default_rng(0), {}
+    for name, (shape, spec) in serve.WEIGHTS.items():
+        values = random.standard_normal(shape).astype("float32")
+        values = 1 + values / 10 if "scale" in name else values / shape[-2] ** 0.5
+        weights[name] = jax.device_put(values, jax.NamedSharding(serve.serving, spec))
+    length_B = np.array([5, 9, 3, 12, 7, 10, 4, 8], "int32")
+    prompts_BS = random.integers(serve.V, size=(serve.B, 12)).astype("int32")
+    tokens, logits = serve.generate_uncached(weights, prompts_BS, length_B, 4)
+    for attend, spec, held in [
+        (page.attend, page.COPIES, 49_152),
+        (page.attend_rows, page.ROWS, 24_576),
+        (page.attend_positions, page.POSITIONS, 24_576),
+    ]:
+        model, cache = serve.make_forward(attend, spec), serve.make_cache(spec)
+        assert ms.memory(cache).bytes_per_device == held
+        found = serve.generate(model, weights, cache, prompts_BS, length_B, 4)
+        np.testing.assert_array_equal(found[0], tokens)
+        np.testing.assert_allclose(found[1], logits, rtol=1e-4, atol=1e-4)
 
 
 def test_the_size_of_group_must_divide_the_positions(page):
@@ -105,3 +158,11 @@ def test_the_size_of_group_must_divide_the_positions(page):
     }
     with pytest.raises(ValueError, match="divisible"):
         page.divided(page.q_BSHC, page.k_BSKC, page.v_BSKC, cache, page.position_BS)
+
+
+def test_the_size_of_group_must_divide_the_rows_of_a_replica(page):
+    """Six rows are three for each replica, and two devices cannot divide them."""
+    first = [x[:6] for x in (page.q_BSHC, page.k_BSKC, page.v_BSKC)]
+    cache = {name: array[:, :6] for name, array in page.cache.items()}
+    with pytest.raises(ValueError, match="divisible"):
+        page.with_rows(*first, cache, page.position_BS[:6])
