@@ -1,42 +1,39 @@
-"""Figure: which layers a device holds gathered in each step of a scan over a stack of six.
+"""Figure: which layers a device gathers in each step of a scan over a stack of six.
 
-Chapter 3's small stack, as compiled for CPU: sharded by layers, all are gathered before the loop;
-sharded by features, one in each step.
+Chapter 3's small layers, as compiled for H100 and TPU v5e: sharded by layers, all are gathered in each
+step; sharded by features, one.
 """
 
 from kit import DATA, figure, frame, kept, rect, say, text, write
 
-L, D, F, MODEL_SIZE = 6, 64, 512, 4
-LAYER = 4 * 2 * D * F // MODEL_SIZE  # bytes of one layer's two weights, gathered
+L = 6
 CELL, LEFT = 19, 34
 
 
-def panel(x, heading, size, all_at_once):
-    detail = say("{count} bytes at once", count=f"{size:,}")
+def panel(x, heading, count, all_layers):
+    detail = say("{count} layers gathered", count=count)
     drawn = [text(x, 14, heading, 12.5, bold=True), text(x, 31, detail, 11.5)]
     grid = x + LEFT
-    columns = range(-1, L) if all_at_once else range(L)
     for layer in range(L):
         y = 58 + CELL * layer
         drawn.append(text(grid - 4, y + 14, str(layer), 11.5, "end"))
         for step in range(L):
             at = grid + CELL * step
             drawn.append(frame(at, y, CELL, CELL, opacity=0.3))
-            if all_at_once or step == layer:
+            if all_layers or step == layer:
                 opacity = 0.95 if step == layer else 0.35
                 drawn.append(rect(at + 1.5, y + 1.5, CELL - 3, CELL - 3, DATA, opacity))
     bottom = 58 + CELL * L
-    for step in columns:
-        if step >= 0:
-            drawn.append(text(grid + CELL * (step + 0.5), bottom + 15, str(step), 11.5, "middle"))
+    for step in range(L):
+        drawn.append(text(grid + CELL * (step + 0.5), bottom + 15, str(step), 11.5, "middle"))
     drawn.append(text(grid, bottom + 31, say("step of the scan"), 11.5, opacity=0.8))
     drawn.append(text(x, 50, say("layer"), 11.5, opacity=0.8))
     return drawn
 
 
 def draw():
-    parts = panel(2, say("Layers over {axis}", axis=kept("data")), L * LAYER, True)
-    parts += panel(188, say("Features over {axis}", axis=kept("data")), LAYER, False)
+    parts = panel(2, say("Layers over {axis}", axis=kept("data")), L * L, True)
+    parts += panel(188, say("Features over {axis}", axis=kept("data")), L, False)
     key = 58 + CELL * L + 52
     parts += [
         rect(36, key - 9, 10, 10, DATA, 0.95),
@@ -44,11 +41,11 @@ def draw():
     ]
     parts += [
         rect(188, key - 9, 10, 10, DATA, 0.35),
-        text(204, key, say("gathered, waiting"), 11.5),
+        text(204, key, say("gathered, not used"), 11.5),
     ]
     says = (
-        f"Layers held gathered in each of {L} steps. Layers over data: all {L} in every step, "
-        f"{L * LAYER:,} bytes. Features over data: only the layer in use, {LAYER:,} bytes."
+        f"Layers gathered in each of {L} steps. Layers over data: all {L} in every step, "
+        f"{L * L} in all. Features over data: only the layer in use, {L} in all."
     )
     return {"scan_gathers": figure(360, key + 8, says, parts)}
 

@@ -1,6 +1,6 @@
 """Figure: a variable is an annotation and an array, which is sharded by it once.
 
-Chapter 2's first weight, 64 × 256 on a 2×4 mesh, when it is made and after `set_value`.
+A weight of 64 × 256 on a 2×4 mesh, when it is made and after `set_value`.
 """
 
 from kit import INK, MODEL, arrow, figure, frame, kept, line, rect, say, text, write

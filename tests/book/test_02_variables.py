@@ -10,7 +10,6 @@ import optax
 import pytest
 from flax import nnx
 
-import meshscope as ms
 from compared import sharded_as
 from many_devices.helpers import put, traffic
 from pages import check_exercise, compiled_for_cpu, exercises_of, run_again
@@ -20,7 +19,16 @@ PAGE = "02-variables"
 P = jax.P
 
 
-# Annotate a model
+# Annotate one weight
+
+
+def test_the_first_weight_is_sharded_by_columns(page):
+    """Made inside jax.set_mesh, the first weight is in four pieces of 8 x 4, two copies of each."""
+    w = page.after("param").w
+    assert w.out_sharding == (None, "model") and sharded_as(w, page.mesh, None, "model")
+    for (_, i), device in np.ndenumerate(page.mesh.devices):
+        (held,) = [shard.data for shard in w.addressable_shards if shard.device == device]
+        np.testing.assert_array_equal(held, page.numbers[:, 4 * i : 4 * i + 4])
 
 
 def test_products_take_a_variable_as_its_array(page):
@@ -36,6 +44,9 @@ def test_products_take_a_variable_as_its_array(page):
     assert np.array_equal(w == 0, ints == 0)
     assert np.array_equal(w[...] > 0, ints > 0)
     assert not isinstance(w, jax.Array) and isinstance(w[...], jax.Array)
+
+
+# Annotate a model
 
 
 def test_a_device_holds_its_columns_or_its_rows(page):
@@ -61,9 +72,10 @@ def test_without_a_mesh_or_the_axis_flax_raises(page):
 
 def test_without_an_annotation_an_array_is_whole_on_every_device_of_the_mesh(page):
     """Made under a mesh, an array is whole on all its devices; outside, on one device."""
-    assert {shard.data.shape for shard in page.inside.addressable_shards} == {(8, 16)}
-    assert len(page.inside.devices()) == page.mesh.size
-    assert page.outside.devices() == {jax.devices()[0]}
+    forgotten = page.forgotten
+    assert {shard.data.shape for shard in forgotten.addressable_shards} == {(8, 16)}
+    assert len(forgotten.devices()) == page.mesh.size
+    assert nnx.Param(jnp.ones((8, 16))).devices() == {jax.devices()[0]}
 
 
 # Read the annotation
@@ -149,59 +161,38 @@ def test_one_all_reduce_of_2048_bytes(page):
 
 # Flax's own layers
 
-TABLE = {  # the rule of the page: FSDP, tensor parallelism
-    "up.kernel": (("data", None), (None, "model")),
-    "down.kernel": ((None, "data"), ("model", None)),
-}
 
-
-def weights_of(model):
-    return {".".join(path): w for path, w in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-
-
-def test_each_layer_takes_the_annotations_of_the_rule(page):
-    """Under each strategy both weights have the annotation of the rule, and are sharded by it."""
-    meshes = {name: made.up.kernel.sharding.mesh for name, made in page.layers.items()}
-    for name, made in page.layers.items():
-        weights = weights_of(made)
-        assert weights.keys() == TABLE.keys()
-        for path, (fsdp, tensor) in TABLE.items():
-            both = tuple(a or b for a, b in zip(fsdp, tensor, strict=True))
-            wanted = {"FSDP": fsdp, "tensor parallelism": tensor, "FSDP x tensor": both}[name]
-            assert weights[path].out_sharding == wanted, (name, path)
-            assert sharded_as(weights[path], meshes[name], *wanted)
-        assert page.misplaced(made, meshes[name]) == []
+def test_the_strategies_shard_up_as_printed(page):
+    """Of up, 64 x 256, FSDP leaves 32 x 256 on each device, tensor parallelism 64 x 64, both 32 x 64."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run_again(page, PAGE, "strategies")
+    pieces = {"FSDP": (32, 256), "tensor parallelism": (64, 64), "both": (32, 64)}
+    lines = [f"{strategy:18} {piece} on each device" for strategy, piece in pieces.items()]
+    assert printed.getvalue().splitlines() == lines
+    assert 8 * 32 * 64 == 64 * 256  # with both, one eighth
 
 
 def test_the_rule_is_d_along_data_and_the_other_dimension_along_model(page):
-    """For both strategies data names the dimension of size D, and model that of size F."""
-    for path, w in weights_of(page.layers["FSDP x tensor"]).items():
-        assert dict(zip(w.out_sharding, w.shape, strict=True)) == {"data": 64, "model": 256}, path
-
-
-def test_all_three_strategies_hold_an_eighth(page):
-    """Of 131,072 bytes a device holds 16,384 under all three strategies."""
-    for made in page.layers.values():
-        assert sum(4 * w.size for w in weights_of(made).values()) == 131_072
-        assert ms.memory(made).bytes_per_device == 131_072 // 8 == 16_384
-
-
-def test_the_strategies_are_on_the_meshes_of_the_question(page):
-    """FSDP is on 8 x 1, tensor parallelism on 1 x 8, both on 2 x 4."""
-    shapes = [made.up.kernel.sharding.mesh.axis_sizes for made in page.layers.values()]
-    assert shapes == [(8, 1), (1, 8), (2, 4)]
-
-
-def test_the_layers_compute_the_same_under_each_strategy(page):
-    """The strategies shard the same numbers, and compute the MLP of these matrices."""
-    for made in page.layers.values():
-        mesh = made.up.kernel.sharding.mesh
-        up, down = np.asarray(made.up.kernel), np.asarray(made.down.kernel)
-        with jax.set_mesh(mesh):
-            result = jax.jit(page.forward)(made, put(page.x_host, mesh, "data"))
-        np.testing.assert_allclose(result, np.tanh(page.x_host @ up) @ down, atol=1e-5)
-        np.testing.assert_array_equal(up, page.layers["FSDP"].up.kernel)
-    assert result.shape == (16, 64)
+    """FSDP names data for D, tensor parallelism model for F, in up and, turned round, in down."""
+    rule = {"FSDP": ("data", None), "tensor parallelism": (None, "model")}
+    assert page.strategies == rule | {"both": ("data", "model")}
+    for names in page.strategies.values():
+        with jax.set_mesh(page.mesh):
+            up, down = (
+                nnx.Linear(
+                    *sizes,
+                    use_bias=False,
+                    kernel_metadata={"out_sharding": way},
+                    rngs=nnx.Rngs(0),
+                )
+                for sizes, way in [((64, 256), names), ((256, 64), names[::-1])]
+            )
+            y_BD = jax.jit(lambda up, down, x_BD: down(jnp.tanh(up(x_BD))))(up, down, page.x_BD)
+        assert sharded_as(up.kernel, page.mesh, *names)
+        assert sharded_as(down.kernel, page.mesh, *names[::-1])
+        expected = np.tanh(page.x_host @ np.asarray(up.kernel)) @ np.asarray(down.kernel)
+        np.testing.assert_allclose(y_BD, expected, atol=1e-5)
 
 
 def test_attention_without_out_kernel_metadata_shards_the_wrong_dimension(page):
@@ -210,7 +201,7 @@ def test_attention_without_out_kernel_metadata_shards_the_wrong_dimension(page):
         attention = nnx.MultiHeadAttention(
             num_heads=8,
             in_features=64,
-            kernel_metadata=page.along(None, "model", None),
+            kernel_metadata={"out_sharding": (None, "model", None)},
             decode=False,
             rngs=nnx.Rngs(0),
         )
@@ -227,8 +218,8 @@ def test_a_layer_without_annotations_of_its_own_is_whole(page):
 
 
 def test_none_annotates_a_bias_that_should_be_whole(page):
-    """With bias_metadata=along(None) misplaced no longer names the bias."""
-    kernel, bias = page.along(None, "model"), page.along(None)
+    """With bias_metadata of (None,) misplaced no longer names the bias."""
+    kernel, bias = page.by_columns, {"out_sharding": (None,)}
     with jax.set_mesh(page.mesh):
         up = nnx.Linear(64, 256, kernel_metadata=kernel, bias_metadata=bias, rngs=nnx.Rngs(0))
     assert page.misplaced(up, page.mesh) == []
@@ -279,78 +270,22 @@ def test_misplaced_names_an_annotation_that_is_longer_than_the_shape(page):
         assert page.misplaced(model, page.mesh) == [line]
 
 
-# New values
-
-
-class Holder(nnx.Module):
-    def __init__(self, mesh):
-        self.w = nnx.Param(np.zeros((64, 256), "float32"), out_sharding=(None, "model"), mesh=mesh)
-
-
-@pytest.mark.parametrize(
-    "replace",
-    [
-        pytest.param(lambda holder, new: holder.w.set_value(new), id="set_value"),
-        pytest.param(lambda holder, new: nnx.update(holder, {"w": new}), id="update"),
-    ],
-)
-def test_a_new_array_brings_its_own_sharding(page, replace):
-    """set_value and nnx.update bring the sharding of the new array."""
-    holder = Holder(page.mesh)
-    replace(holder, page.loaded)
-    told = ["w: annotated (None, 'model'), on each device (64, 256)"]
-    assert page.misplaced(holder, page.mesh) == told
-    replace(holder, put(page.loaded, page.mesh, None, "model"))
-    assert page.misplaced(holder, page.mesh) == []
-    np.testing.assert_array_equal(holder.w, page.loaded)
-
-
-def test_replaced_the_weight_is_whole_on_every_device(page):
-    """After set_value a device holds all 65,536 bytes, four times as many; the annotation is kept."""
-    assert page.swapped == page.zeros_DF.nbytes == 65_536
-    assert {shard.data.shape for shard in page.loaded.addressable_shards} == {(64, 256)}
-    assert page.weight.out_sharding == (None, "model")  # the annotation is kept
-
-
-def test_put_first_a_device_holds_a_quarter(page):
-    """Brought into the annotated sharding before set_value, the weight is in quarters."""
-    assert page.put_first == 65_536 // 4 == 16_384
-    assert page.wanted == jax.NamedSharding(page.mesh, P(None, "model"))
-    np.testing.assert_array_equal(page.weight, page.loaded)
-
-
-def test_the_everyday_line_keeps_the_sharding(page):
-    """device_put with w.sharding, then set_value, leaves the weight as it was sharded."""
-    holder = Holder(page.mesh)
-    holder.w.set_value(jax.device_put(page.loaded, holder.w.sharding))
-    assert page.misplaced(holder, page.mesh) == []
-
-
-@compiled_for_cpu
-def test_an_assignment_keeps_pieces_only_by_the_compilers_choice(page):
-    """Assigned, a whole value leaves the pieces; one in columns along data makes the weight whole."""
-    assert page.assigned == 65_536
-    ends = {}
-    for spec in [P(), P(None, "data"), P("data", None), P("model", None)]:
-        w = nnx.Param(page.numbers, out_sharding=(None, "model"), mesh=page.mesh)
-        w[...] = put(2 * page.numbers, page.mesh, *spec)
-        ends[spec] = w.sharding.shard_shape(w.shape)
-        np.testing.assert_array_equal(w, 2 * page.numbers)
-    assert ends[P()] == ends[P("model", None)] == (8, 4)  # kept
-    assert ends[P(None, "data")] == (8, 16)  # neither sharding is kept
-    assert ends[P("data", None)] == (4, 4)  # sharded along both
-
-
-def test_an_assignment_computes_a_new_array(page):
-    """w[...] = new gives the variable another array, made of the old one and of new."""
-    holder = Holder(page.mesh)
-    before = holder.w[...]
-    holder.w[...] = page.loaded
-    assert holder.w[...] is not before and not before.any()
-    np.testing.assert_array_equal(holder.w, page.loaded)
-
-
 # Who reads an annotation, and when
+
+
+def test_new_values_bring_their_own_sharding(page):
+    """set_value and nnx.update bring the sharding of the new array; the annotation is kept."""
+    for write in (
+        lambda model, new: model.w_DF.set_value(new),
+        lambda model, new: nnx.update(model, {"w_DF": new}),
+    ):
+        with jax.set_mesh(page.mesh):
+            model = page.MLP(64, 256, nnx.Rngs(0))
+            write(model, jnp.ones((64, 256)))
+        told = ["w_DF: annotated (None, 'model'), on each device (64, 256)"]
+        assert page.misplaced(model, page.mesh) == told
+        write(model, put(np.ones((64, 256), "float32"), page.mesh, None, "model"))
+        assert page.misplaced(model, page.mesh) == []
 
 
 class OneWeight(nnx.Module):

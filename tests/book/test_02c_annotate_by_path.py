@@ -10,7 +10,7 @@ import meshscope as ms
 from compared import sharded_as
 from many_devices.checks import misplaced
 from many_devices.helpers import attempt, put
-from pages import check_exercise, exercises_of
+from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "02c-annotate-by-path"
 P = jax.P
@@ -77,6 +77,78 @@ def test_an_annotation_written_later_moves_nothing(page):
     assert late.out_sharding == COLUMNS and len(late.devices()) == 1
     late.set_value(put(late[...], page.mesh, *COLUMNS))
     assert sharded_as(late, page.mesh, *COLUMNS)
+
+
+# New values
+
+
+class Holder(nnx.Module):
+    def __init__(self, mesh):
+        self.w = nnx.Param(np.zeros((64, 256), "float32"), out_sharding=(None, "model"), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        pytest.param(lambda holder, new: holder.w.set_value(new), id="set_value"),
+        pytest.param(lambda holder, new: nnx.update(holder, {"w": new}), id="update"),
+    ],
+)
+def test_a_new_array_brings_its_own_sharding(page, replace):
+    """set_value and nnx.update bring the sharding of the new array."""
+    holder = Holder(page.mesh)
+    replace(holder, page.loaded)
+    told = ["w: annotated (None, 'model'), on each device (64, 256)"]
+    assert misplaced(holder, page.mesh) == told
+    replace(holder, put(page.loaded, page.mesh, None, "model"))
+    assert misplaced(holder, page.mesh) == []
+    np.testing.assert_array_equal(holder.w, page.loaded)
+
+
+def test_replaced_the_weight_is_whole_on_every_device(page):
+    """After set_value a device holds all 65,536 bytes, four times as many; the annotation is kept."""
+    assert page.swapped == page.zeros_DF.nbytes == 65_536
+    assert {shard.data.shape for shard in page.loaded.addressable_shards} == {(64, 256)}
+    assert page.weight.out_sharding == (None, "model")  # the annotation is kept
+
+
+def test_put_first_a_device_holds_a_quarter(page):
+    """Brought into the annotated sharding before set_value, the weight is in quarters."""
+    assert page.put_first == 65_536 // 4 == 16_384
+    assert page.wanted == jax.NamedSharding(page.mesh, P(None, "model"))
+    np.testing.assert_array_equal(page.weight, page.loaded)
+
+
+def test_the_everyday_line_keeps_the_sharding(page):
+    """device_put with w.sharding, then set_value, leaves the weight as it was sharded."""
+    holder = Holder(page.mesh)
+    holder.w.set_value(jax.device_put(page.loaded, holder.w.sharding))
+    assert misplaced(holder, page.mesh) == []
+
+
+@compiled_for_cpu
+def test_an_assignment_keeps_pieces_only_by_the_compilers_choice(page):
+    """Assigned, a whole value leaves the pieces; one in columns along data makes the weight whole."""
+    assert page.assigned == 65_536
+    numbers = np.arange(128, dtype="float32").reshape(8, 16)
+    ends = {}
+    for spec in [P(), P(None, "data"), P("data", None), P("model", None)]:
+        w = nnx.Param(numbers, out_sharding=(None, "model"), mesh=page.mesh)
+        w[...] = put(2 * numbers, page.mesh, *spec)
+        ends[spec] = w.sharding.shard_shape(w.shape)
+        np.testing.assert_array_equal(w, 2 * numbers)
+    assert ends[P()] == ends[P("model", None)] == (8, 4)  # kept
+    assert ends[P(None, "data")] == (8, 16)  # neither sharding is kept
+    assert ends[P("data", None)] == (4, 4)  # sharded along both
+
+
+def test_an_assignment_computes_a_new_array(page):
+    """w[...] = new gives the variable another array, made of the old one and of new."""
+    holder = Holder(page.mesh)
+    before = holder.w[...]
+    holder.w[...] = page.loaded
+    assert holder.w[...] is not before and not before.any()
+    np.testing.assert_array_equal(holder.w, page.loaded)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -10,8 +10,9 @@ from flax import nnx
 
 import meshscope as ms
 from many_devices.checks import misplaced
-from many_devices.compiled import stored_memory, stored_payload
+from many_devices.compiled import stored_memory
 from many_devices.helpers import attempt, put
+from many_devices.stack import make_stack, run_stack
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "03-init"
@@ -21,7 +22,7 @@ WEIGHTS = 2 * 32 * 4096 * 16384  # of the large model
 
 
 def abstract(page, config):
-    return nnx.get_abstract_model(lambda: page.make_stack(config), page.mesh)[1]
+    return nnx.get_abstract_model(lambda: make_stack(config), page.mesh)[1]
 
 
 # The problem
@@ -165,7 +166,7 @@ def test_for_cpu_the_temporaries_are_three_pieces(page):
     temporaries = ms.memory(page.compiled(page.annotated)).temporaries
     piece = 4 * 4096 * 16384 // 8
     assert 2.9 * piece < temporaries < 3.1 * piece and f"{temporaries / 1e6:.0f}" == "101"
-    assert page.after("programs").cpu.temporaries == temporaries  # as printed
+    assert page.cpu.temporaries == temporaries  # as printed
 
 
 def test_h100_and_tpu_need_hardly_any_temporaries():
@@ -244,25 +245,16 @@ def test_the_check_does_not_see_a_copy_made_in_parts(page):
     assert ms.memory(program).temporaries > 4 * 256 * 256
 
 
-# Stacks
+# A list of blocks, or one stack
 
 
-def test_the_stack_has_an_entry_for_the_layers(page):
-    """Its annotations begin with None, its arrays are sharded so, and it is six blocks in size."""
-    stack = page.stack
-    assert stack.w_DF.out_sharding == (None, "data", "model") == (None, *page.small.axes_DF)
-    assert stack.w_FD.out_sharding == (None, "model", "data")
-    assert stack.w_DF.shape == (6, 64, 512) and misplaced(stack, page.mesh) == []
-    assert ms.memory(stack).bytes_per_device == 6 * 32_768
-    assert not np.array_equal(stack.w_DF[0], stack.w_DF[1])
+X_HOST = np.random.default_rng(0).normal(size=(16, 64)).astype("float32")
 
 
-def test_the_scan_gives_what_a_loop_over_the_layers_gives(page):
-    """To float32 rounding: six layers, each a product, tanh and a product."""
-    x_BD = page.x_host
-    for w_DF, w_FD in zip(np.asarray(page.stack.w_DF), np.asarray(page.stack.w_FD)):
-        x_BD = np.tanh(x_BD @ w_DF) @ w_FD
-    np.testing.assert_allclose(page.y_BD, x_BD, rtol=1e-3, atol=1e-5)
+def test_a_block_computes_two_products_and_a_tanh(page):
+    """A block gives tanh(x w_DF) w_FD."""
+    expected = np.tanh(X_HOST @ np.asarray(page.block.w_DF)) @ np.asarray(page.block.w_FD)
+    np.testing.assert_allclose(page.block(X_HOST), expected, rtol=1e-3, atol=1e-5)
 
 
 def make_list(page, config):
@@ -286,10 +278,10 @@ def test_the_recipe_works_for_a_list_of_blocks(page):
     assert misplaced(tower, page.mesh) == [] and len(jax.tree.leaves(tower)) == 4
     assert second.w_DF.sharding.shard_shape((64, 512)) == (32, 128)
     assert not np.array_equal(first.w_DF, second.w_DF)
-    x_BD = page.x_host
+    x_BD = X_HOST
     for block in (first, second):
         x_BD = np.tanh(x_BD @ np.asarray(block.w_DF)) @ np.asarray(block.w_FD)
-    np.testing.assert_allclose(tower(page.x_host), x_BD, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(tower(X_HOST), x_BD, rtol=1e-3, atol=1e-5)
 
 
 def test_the_program_of_a_list_grows_with_its_layers(page):
@@ -298,13 +290,13 @@ def test_the_program_of_a_list_grows_with_its_layers(page):
     def lines(run, make, layers):
         with jax.set_mesh(page.mesh):
             model = nnx.eval_shape(lambda: make(replace(page.small, L=layers)))
-            return len(jax.jit(run).lower(model, page.x_host).as_text().splitlines())
+            return len(jax.jit(run).lower(model, X_HOST).as_text().splitlines())
 
     of_list = [
         lines(lambda model, x: model(x), lambda config: make_list(page, config), layers)
         for layers in (6, 48)
     ]
-    of_stack = [lines(page.run_stack, page.make_stack, layers) for layers in (6, 48)]
+    of_stack = [lines(run_stack, make_stack, layers) for layers in (6, 48)]
     assert of_list[1] > 5 * of_list[0] and of_stack[1] == of_stack[0] < of_list[1] / 2
 
 
@@ -316,7 +308,7 @@ def forward(block, x_BD):
 
 
 def pin_output(block, x_BD):
-    """A block with the constraint of the page's `layer`."""
+    """A block with the page's constraint."""
     return jax.lax.with_sharding_constraint(block(x_BD), P("data", None))
 
 
@@ -338,26 +330,11 @@ def test_the_output_changes_its_sharding_with_the_batch(page):
         np.testing.assert_allclose(y_BD, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("compiler, size", [("gpu", 4), ("tpu", 2), ("cpu", 4)])
-def test_all_three_compilers_gather_an_activation_of_16_rows(compiler, size):
-    """Beside w_DF they gather h of 16 rows, where with 512 rows they gather w_FD."""
-    weight, h = 64 * 128, 16 * 128
-    assert stored_payload("init-free-16", compiler, "all-gather") == size * (weight + h)
-    assert stored_payload("init-free-512", compiler, "all-gather") == size * 2 * weight
-
-
 def test_constrained_the_output_keeps_its_rows(page):
     """With the constraint a device ends with its own rows, of 16 and of 512."""
     for rows in (16, 512):
         y_BD = output_of(page, pin_output, rows)
         assert y_BD.sharding.shard_shape((rows, 64)) == (rows // 2, 64)
-
-
-def test_the_constraint_asks_for_a_mesh(page):
-    """Its spec names no mesh, so outside jax.set_mesh JAX raises an error."""
-    x_BD = np.ones((16, 64), "float32")
-    message = attempt(jax.jit(lambda x: jax.lax.with_sharding_constraint(x, P("data"))), x_BD)
-    assert "mesh" in message
 
 
 # The capstone
@@ -372,14 +349,23 @@ def test_gigabytes_of_weights_and_of_training(page):
         assert page.gigabytes(config) == held / 1e9
 
 
+def test_one_layer_from_its_shapes(page):
+    """67 MB of one layer are on each device, counted from shapes that are sharded as annotated."""
+    w_DF = page.shapes["w_DF"]
+    assert w_DF.shape == (4096, 16384) and w_DF.sharding.spec == P("data", "model")
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(page.shapes))
+    assert f"{ms.memory(page.shapes).bytes_per_device / 1e6:.0f}" == "67"
+    assert 32 * ms.memory(page.shapes).bytes_per_device == 4 * WEIGHTS // 8
+
+
 def test_the_program_of_the_large_model_has_no_whole_stack(page):
     """Its outputs are one eighth, and no value has as many elements as a stack or one layer."""
-    program = page.compiled(lambda: page.make_stack(page.large))
+    program = page.compiled(lambda: make_stack(page.large))
     ms.assert_no_full_copy(program, abstract(page, page.large))
     assert 0 <= ms.memory(program).outputs - 4 * WEIGHTS // 8 < 1024  # and a few pointers
     message = attempt(
         ms.assert_no_full_copy,
-        page.compiled(lambda: page.make_stack(page.replicated)),
+        page.compiled(lambda: make_stack(page.replicated)),
         abstract(page, page.large),
     )
     assert message.startswith("AssertionError")
@@ -396,7 +382,7 @@ def test_nothing_is_allocated(page):
     """Counting bytes and compiling the large model make no array."""
     before = len(jax.live_arrays())
     page.gigabytes(page.large)
-    page.compiled(lambda: page.make_stack(page.large))
+    page.compiled(lambda: make_stack(page.large))
     assert len(jax.live_arrays()) == before
 
 
