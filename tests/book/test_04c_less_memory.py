@@ -305,7 +305,7 @@ def test_the_table_of_ways_says_what_was_counted(page):
     told = {way: row["In the large model"] for way, row in rows_of(TEXT, "Way").items()}
     data_parallel = page.strategies["data parallel"]
     whole, sharded = state(data_parallel), state(page.fsdp)
-    with run("04d-zero1-accumulation", until="make-zero1") as next_page:
+    with run("04d-zero1", until="make-zero1") as next_page:
         zero1 = state(data_parallel, make=next_page.make_zero1)
     batch_in_parts = 8 * kept_gb(page.mixed), kept_gb(page.mixed)
     counted = {

@@ -1,29 +1,16 @@
-"""The page "ZeRO-1 and gradient accumulation": what each saves, and what each sends."""
+"""The page "ZeRO-1": what it saves, what it sends, and results left free."""
 
-from dataclasses import replace
-from functools import partial
-
-import jax
 import numpy as np
 import pytest
 
 import meshscope as ms
-from compared import apart, host
 from many_devices.compiled import stored_program
-from many_devices.memory import ROWS, state
-from many_devices.model import large, strategies, tiny
-from many_devices.training import batch_of, place, sent_mb, shuffled, step_program
+from many_devices.memory import state
+from many_devices.model import strategies, tiny
+from many_devices.training import sent_mb, step_program
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
-PAGE = "04d-zero1-accumulation"
-NEW = jax.__version_info__ >= (0, 12)  # of scratch memory, what the test says is this release's
-P = jax.P
-FSDP = strategies["FSDP"]
-MIXED = replace(
-    FSDP,
-    use=lambda part: jax.tree.map(lambda weight: weight.astype("bfloat16"), part),
-    remat=jax.checkpoint,
-)
+PAGE = "04d-zero1"
 PROGRAMS = {"data parallel": "train-dp", "ZeRO-1": "train-zero1"}
 COMPILERS = {"H100": "gpu", "TPU v5e": "tpu", "CPU": "cpu"}
 ALL_WEIGHTS = 1_219_584  # bytes of `tiny`
@@ -97,7 +84,7 @@ def test_for_cpu_zero_1_adds_one_all_gather_of_the_large_weights(page):
     assert set(added) == {("all-gather", ("data",))}
     assert added.bytes("all-gather", "data") == LARGE_ONES
     assert 1.49 < sent_mb(page.zero1.program) / sent_mb(page.plain.program) < 1.5
-    of_fsdp = step_program(tiny, FSDP, 64)
+    of_fsdp = step_program(tiny, strategies["FSDP"], 64)
     assert 1.95 < sent_mb(of_fsdp) / sent_mb(page.plain.program) < 2
     for program in (page.zero1.program, of_fsdp):
         assert set(ms.collectives(program).by("kind")) == {"all-gather", "all-reduce"}
@@ -118,79 +105,6 @@ def test_the_tpus_compiler_pads_what_zero_1_scatters():
     assert ratio["H100"] == 1
     assert ratio["TPU v5e"] == pytest.approx(1 + 1 / 6, abs=0.01)
     assert ratio["CPU"] == pytest.approx(1.5, abs=0.01)
-
-
-# Gradient accumulation
-
-
-def test_in_four_parts_a_padded_batch_gives_the_same_loss_and_gradients(page):
-    """29 real rows in parts of 8, 7, 7 and 7: the loss agrees to 1e-6, moments to 1e-5."""
-    _, in_sums, parts_loss = page.in_four(*place(page.data_parallel), page.last)
-    _, at_once, once_loss = page.plain.program(*place(page.data_parallel), page.last)
-    assert np.isclose(parts_loss, once_loss, rtol=1e-6) and in_sums.step[...] == 1
-    assert apart(host(in_sums.opt_state[0].mu), host(at_once.opt_state[0].mu)) < 1e-5
-    real_rows = np.asarray(page.deal(page.last[2], 4)).sum(axis=1)
-    assert real_rows.tolist() == [8, 7, 7, 7]  # so a mean of means would be wrong
-
-
-def test_the_last_batch_has_29_real_rows(page):
-    """29 real rows and 35 of padding."""
-    assert len(shuffled(0)[-1]) == 29 and page.last[2].sum() == 29 and len(page.last[2]) == 29 + 35
-
-
-def blocks(array, parts):
-    return array.reshape(parts, -1, *array.shape[1:])
-
-
-@compiled_for_cpu
-def test_rows_dealt_to_parts_stay_on_their_devices(page):
-    """Dealt like cards no row moves; cut into blocks, rows do."""
-    mesh, messages = page.data_parallel.mesh(), {}
-    by_rows = jax.NamedSharding(mesh, P(None, "data"))
-    x_BI = batch_of(np.arange(64), mesh)[0]
-    for way in (page.deal, blocks):
-        jitted = jax.jit(partial(way, parts=4), out_shardings=by_rows)
-        messages[way] = len(ms.collectives(jitted.lower(x_BI).compile()))
-        assert jitted(x_BI).sharding.shard_shape((4, 16, 64)) == (4, 2, 64)
-    assert messages[page.deal] == 0 < messages[blocks]
-    assert np.array_equal(page.deal(np.arange(64), 4)[1], np.arange(1, 64, 4))
-
-
-@compiled_for_cpu
-def test_accumulation_holds_a_second_set_of_gradients_and_saves_nothing_if_activations_are_small(
-    page,
-):
-    """In bfloat16 with remat, eight parts need 1 GB more; with everything kept, less than a third."""
-    in_eight = partial(page.accumulated_step, parts=8)
-
-    def asked(strategy, **how):
-        program = step_program(large, strategy, ROWS, **how)
-        return ms.memory(program).bytes_per_device / 1e9
-
-    if NEW:  # JAX 0.10's compiler needs more scratch for either
-        assert 0.9 < asked(MIXED, step=in_eight) - asked(MIXED) < 1.2
-    assert asked(FSDP, step=in_eight) < asked(FSDP) / 3
-
-
-@compiled_for_cpu
-def test_each_part_sends_what_a_step_sends(page):
-    """Data parallelism in four parts: 8.54 MB in place of 2.134; FSDP in eight, nearly eight times."""
-    assert f"{sent_mb(page.plain.program):.3f} {sent_mb(page.in_four):.2f}" == "2.134 8.54"
-    assert abs(sent_mb(page.in_four) / sent_mb(page.plain.program) - 4) < 1e-3
-    at_once = sent_mb(step_program(tiny, FSDP, 64))
-    in_eight = partial(page.accumulated_step, parts=8)
-    in_parts = sent_mb(step_program(tiny, FSDP, 64, step=in_eight))
-    assert 7.9 < in_parts / at_once < 8
-
-
-@pytest.mark.parametrize("compiler", ["tpu", "gpu"])
-def test_for_h100_and_tpu_four_parts_send_3_9_times_as_much(compiler):
-    """The compilers for H100 and TPU v5e send 3.9 times as much in four parts as at once."""
-    sent = {
-        name: sum(move["wire"] for move in stored_program(name)[compiler]["moves"])
-        for name in ("train-parts-4", "train-dp")
-    }
-    assert f"{sent['train-parts-4'] / sent['train-dp']:.1f}" == "3.9"
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
