@@ -8,7 +8,7 @@ import jax
 from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, lines, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("06-logical-axes", "imports", "axis-rules", "rules", "tables")
+PAGE = run_cells("06-logical-axes", "imports", "rules", "tables")
 COLOUR = {"data": DATA, "model": MODEL}
 NAME_OF = {"B": "batch", "D": "embed", "F": "hidden", "H": "heads", "C": "head_size", "V": "vocab"}
 

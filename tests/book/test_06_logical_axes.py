@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
+from many_devices import logical
 from many_devices.checks import misplaced
-from many_devices.data import images_BI
 from many_devices.helpers import attempt
 from pages import check_exercise, exercises_of
 from traced import equations
@@ -142,20 +142,32 @@ def test_with_fsdp_only_the_weight_changes(page):
 
 
 def test_the_layer_is_sharded_by_its_names(page):
-    """With embed along data and heads along model, a kernel is sharded in both, head_size in none."""
-    layer = page.layer
-    for kernel in (layer.w_q_DHC, layer.w_k_DHC, layer.w_v_DHC):
-        assert kernel.sharding.spec == P("data", "model", None)
-        assert kernel.sharding.shard_shape(kernel.shape) == (48, 2, 12)
-    assert layer.w_o_HCD.sharding.spec == P("model", None, "data")
+    """With embed along data and hidden along model, two rows shard all four weights of the MLP."""
+    mlp = page.mlp
+    for weight, spec, held in [
+        (mlp.w_DF, P("data", "model"), (48, 96)),
+        (mlp.b_F, P("model"), (96,)),
+        (mlp.w_FD, P("model", "data"), (96, 48)),
+        (mlp.b_D, P("data"), (48,)),
+    ]:
+        assert weight.sharding.spec == spec
+        assert weight.sharding.shard_shape(weight.shape) == held
+
+
+def test_queries_are_named_embed_heads_and_head_size(page):
+    """With embed along data and heads along model, w_q_DHC is sharded in both, head_size in none."""
+    with jax.set_mesh(page.mesh):
+        layer = logical.Attention(page.tiny, page.Rules(embed="data", heads="model"), nnx.Rngs(0))
+    assert layer.w_q_DHC.sharding.spec == P("data", "model", None)
+    assert layer.w_q_DHC.sharding.shard_shape(layer.w_q_DHC.shape) == (48, 2, 12)
 
 
 def test_the_model_constrains_the_output_of_each_block(page):
     """By the table: what goes into the first block, what leaves each, the logits; `Model` has none."""
-    rules, x_BSI = page.tables["FSDP x tensor"], page.patches_BSI[:8]
+    rules, x_BSI = page.tables["FSDP x tensor"], page.x_BSI[:8]
     with jax.set_mesh(page.mesh):
-        model = nnx.eval_shape(partial(page.make_model, page.tiny, rules))
-        jaxpr = jax.make_jaxpr(page.PinnedModel.__call__)(model, x_BSI).jaxpr
+        model = nnx.eval_shape(partial(logical.make_model, page.tiny, rules))
+        jaxpr = jax.make_jaxpr(type(model).__call__)(model, x_BSI).jaxpr
         plain = jax.make_jaxpr(page.Model.__call__)(model, x_BSI).jaxpr
     found = [
         (tuple(eqn.params["sharding"].spec), eqn.outvars[0].aval.shape, times)
@@ -171,7 +183,7 @@ def test_attention_computes_what_flax_computes(page):
     """With the same kernels, Attention gives the numbers of nnx.MultiHeadAttention."""
     tiny = page.tiny
     with jax.set_mesh(page.mesh):
-        ours = page.Attention(tiny, page.Rules(), nnx.Rngs(0))
+        ours = logical.Attention(tiny, page.Rules(), nnx.Rngs(0))
     theirs = nnx.MultiHeadAttention(tiny.H, tiny.D, decode=False, rngs=nnx.Rngs(0))
     for part, name in [
         (theirs.query, "w_q_DHC"),
@@ -182,12 +194,6 @@ def test_attention_computes_what_flax_computes(page):
         part.kernel.set_value(np.asarray(getattr(ours, name)))  # biases are zero
     x_BSD = np.random.default_rng(0).normal(size=(2, tiny.S, tiny.D)).astype("float32")
     np.testing.assert_allclose(ours(x_BSD), theirs(x_BSD), atol=1e-5)
-
-
-def test_a_patch_is_a_corner_of_the_image(page):
-    """Patches are 2 x 2 pixels: the second has rows 0 and 1, columns 2 and 3."""
-    corner = images_BI.reshape(-1, 8, 8)[:, :2, 2:4]
-    np.testing.assert_array_equal(page.patches_BSI[:, 1], corner.reshape(-1, page.tiny.I))
 
 
 # Each strategy is a table
@@ -242,7 +248,7 @@ def test_each_table_places_every_weight_as_written_by_hand(page):
     assert page.tables.keys() == BY_HAND.keys() == page.meshes.keys()
     for name, rules in page.tables.items():
         mesh = page.meshes[name]
-        by_object = abstract_weights(partial(page.make_model, page.tiny, rules), mesh)
+        by_object = abstract_weights(partial(logical.make_model, page.tiny, rules), mesh)
         with nnx.logical_axis_rules(tuple(vars(rules).items())):
             by_context = abstract_weights(Named, mesh)
         assert len(by_object) == len(by_context) == 13
@@ -259,7 +265,7 @@ def test_what_a_device_holds_under_each_table(page):
     """Of 903,936 bytes FSDP leaves 115,680 on a device, because b_F stays whole."""
     held, tiny = {}, page.tiny
     for name, rules in page.tables.items():
-        make = partial(page.make_model, tiny, rules)  # the weights of Model
+        make = partial(logical.make_model, tiny, rules)  # the weights of Model
         _, state = nnx.get_abstract_model(make, page.meshes[name])
         held[name] = ms.memory(state).bytes_per_device
     assert page.held == held["FSDP x tensor"]  # as the cell printed last
@@ -268,7 +274,7 @@ def test_what_a_device_holds_under_each_table(page):
     assert held["FSDP"] == 115_680 == 4 * (28_152 + 768) and 28_152 * 8 + 768 == 225_984
     whole = 4 * tiny.D + 16 * tiny.D + tiny.L * 3 * tiny.D  # what tensor parallelism leaves whole
     assert held["tensor parallel"] == 121_728 == 4 * ((225_984 - whole) // 8 + whole)
-    weights = abstract_weights(lambda: page.make_model(tiny, page.Rules()), page.mesh)
+    weights = abstract_weights(lambda: logical.make_model(tiny, page.Rules()), page.mesh)
     shapes = {path[-1]: weight.shape for path, weight in weights}
     assert sum(math.prod(shape) for shape in shapes.values()) == 225_984
     assert shapes["b_F"] == (2, 384) and shapes["w_q_DHC"] == (2, 96, 8, 12)
@@ -280,14 +286,15 @@ def test_what_a_device_holds_under_each_table(page):
 def test_the_losses_agree_under_every_table_and_fall(page):
     """Three steps give the same losses, to 1e-5, under the five tables and an odd one."""
     runs = {name: (page.tables[name], page.meshes[name]) for name in page.tables}
-    runs["odd"] = page.odd, page.mesh
+    odd = page.Rules(batch="data", embed="model", hidden="data", head_size="data")
+    runs["odd"] = odd, page.mesh
     losses = {name: page.three_steps(*run) for name, run in runs.items()}
     reference = np.array(losses["one device"])
     assert len(losses) == 6 and len(reference) == 3 and (np.diff(reference) < 0).all()
     for name, values in losses.items():
         np.testing.assert_allclose(values, reference, rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(page.losses, reference, rtol=1e-5)  # as printed last
-    model, _ = init(page, page.odd, page.mesh)
+    model, _ = init(page, odd, page.mesh)
     assert model.blocks.mlp.w_DF.sharding.spec == P(None, "model", "data")
 
 
@@ -341,8 +348,8 @@ def test_a_static_argument_is_looked_up(page):
 def test_a_table_object_from_outside_is_remembered_too(page):
     """A jitted constructor keeps the first object; as a static argument each is obeyed."""
     outside = [page.Rules(embed="data"), page.Rules(hidden="model")]
-    from_outside = jax.jit(lambda: page.make_model(page.tiny, outside[0]))
-    by_argument = jax.jit(page.make_model, static_argnums=(0, 1))
+    from_outside = jax.jit(lambda: logical.make_model(page.tiny, outside[0]))
+    by_argument = jax.jit(logical.make_model, static_argnums=(0, 1))
     with jax.set_mesh(page.mesh):
         obeyed = [by_argument(page.tiny, table).rules for table in outside]
         first, new = from_outside(), outside.pop()
