@@ -82,23 +82,40 @@ def slots_of(experts_BR, E):
     return jnp.sum(earlier * chosen, axis=-1).reshape(experts_BR.shape)
 
 
+def fill_queues(x_BD, experts_BR, slots_BR, E, Q):
+    """A queue for each expert; a token is copied for each of its routes."""
+    queues_EQD = jnp.zeros((E, Q, x_BD.shape[-1]), x_BD.dtype)
+    return queues_EQD.at[experts_BR, slots_BR].set(x_BD[:, None], mode="drop")
+
+
+def to_experts(queues_EQD):
+    """From (all experts, own tokens) to (own experts, tokens of all devices)."""
+    return jax.lax.all_to_all(queues_EQD, "expert", split_axis=0, concat_axis=1, tiled=True)
+
+
+def from_experts(y_block_EQD):
+    """From (own experts, tokens of all devices) to (all experts, own tokens)."""
+    return jax.lax.all_to_all(y_block_EQD, "expert", split_axis=1, concat_axis=0, tiled=True)
+
+
+def combine(y_EQD, gates_BR, experts_BR, slots_BR):
+    """Add the results of each token, times its gates; a dropped route adds zeros."""
+    y_BRD = y_EQD.at[experts_BR, slots_BR].get(mode="fill", fill_value=0)
+    return jnp.einsum("BR,BRD->BD", gates_BR, y_BRD)
+
+
 def mixture(params, x_block_BD, Q, axes):
     """The mixture inside shard_map: tokens of this device, experts of all devices."""
     probs_BE, gates_BR, experts_BR = route(x_block_BD, params["router_DE"])
-    E, D = probs_BE.shape[-1], x_block_BD.shape[-1]
+    E = probs_BE.shape[-1]
     slots_BR = slots_of(experts_BR, E)
 
-    # A queue for each of all E experts; a token is copied for each of its routes
-    queues_EQD = jnp.zeros((E, Q, D), x_block_BD.dtype)
-    queues_EQD = queues_EQD.at[experts_BR, slots_BR].set(x_block_BD[:, None], mode="drop")
-    # From (all experts, own tokens) to (own experts, tokens of all devices)
-    x_block_EQD = jax.lax.all_to_all(queues_EQD, "expert", split_axis=0, concat_axis=1, tiled=True)
+    queues_EQD = fill_queues(x_block_BD, experts_BR, slots_BR, E, Q)
+    x_block_EQD = to_experts(queues_EQD)
     y_block_EQD = feed_forward(x_block_EQD, params["up_EDF"], params["down_EFD"])
-    # And back, where each route reads its slot, or zeros if it was dropped
-    y_EQD = jax.lax.all_to_all(y_block_EQD, "expert", split_axis=1, concat_axis=0, tiled=True)
-    y_BRD = y_EQD.at[experts_BR, slots_BR].get(mode="fill", fill_value=0)
+    y_EQD = from_experts(y_block_EQD)
+    y_block_BD = combine(y_EQD, gates_BR, experts_BR, slots_BR)
 
-    y_block_BD = jnp.einsum("BR,BRD->BD", gates_BR, y_BRD)
     balance = balance_of(probs_BE, experts_BR, axes)
     return y_block_BD, balance, jnp.sum(slots_BR >= Q)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import meshscope as ms
-from pages import check_exercise, compiled_for_cpu, exercises_of, run_again
+from defined import definitions, shown
+from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of, run_again
 from traced import equations
 
 PAGE = "12-pipeline"
@@ -20,12 +21,22 @@ NAMES = ["GPipe", "1F1B"]
 def assert_dense(page, loss, gradient):
     """Equal up to float32 rounding: microbatches are added in another order."""
     np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5)
-    for key, true in page.true_gradient.items():
-        np.testing.assert_allclose(gradient[key], true, rtol=1e-4, atol=1e-5)
+    assert_close(gradient, page.true_gradient)
+
+
+def assert_close(tree, wanted):
+    """Two stacks of layers, weight by weight."""
+    for found, true in leaves_of(tree, wanted):
+        np.testing.assert_allclose(found, true, rtol=1e-4, atol=1e-5)
+
+
+def leaves_of(*trees):
+    """The arrays of some trees, side by side."""
+    return zip(*map(jax.tree.leaves, trees), strict=True)
 
 
 def inputs_of(page, name="1F1B"):
-    return page.params, page.x_MBD, page.target_MBD, page.tables[name]
+    return page.layers, page.x_MBD, page.target_MBD, page.tables[name]
 
 
 def mapped(page, name="1F1B"):
@@ -71,17 +82,35 @@ def most_stored(at, s):
 
 def test_the_smallest_pipeline_has_the_loss_and_gradient_of_one_device(page):
     """Autodiff through ppermute in a scan gives the loss and gradient of the dense model."""
-    assert_dense(page, *page.gradient_of(page.params, page.x_MBD, page.target_MBD))
+    assert_dense(page, *page.gradient_of(page.layers, page.x_MBD, page.target_MBD))
 
 
-def run_normed_layers(weights, x_BD):
+def test_a_scan_over_the_stack_is_the_eight_blocks_one_after_another(page):
+    """The stack is eight blocks, each with its own weights, and run_layers calls them in turn."""
+    x_BD = y_BD = page.x_MBD[0]
+    for i in range(8):
+        block = jax.tree.map(lambda w, i=i: w[i], page.layers)
+        y_BD = y_BD + block.down(jnp.tanh(block.up(y_BD)))
+    np.testing.assert_allclose(page.run_layers(page.layers, x_BD), y_BD, rtol=1e-5, atol=1e-5)
+    kernels = np.array(page.layers.up.kernel[...])
+    assert kernels.shape == (8, 32, 64) and not np.allclose(kernels[0], kernels[1])
+
+
+def test_the_file_has_the_block_of_the_page():
+    """examples/pipeline.py runs the same Block, the same layers and the same error."""
+    on_page = shown(PAGE)
+    in_file = definitions((BOOK.parent / "examples" / "pipeline.py").read_text("utf-8"))
+    for name in ("Block", "run_layers", "error"):
+        assert in_file[name] == on_page[name]
+
+
+def run_normed_layers(layers, x_BD):
     """Layers that divide by the norm of their input."""
 
-    def layer(x_BD, weight):
-        x_BD = x_BD / jnp.linalg.norm(x_BD, axis=-1, keepdims=True)
-        return x_BD + jnp.tanh(x_BD @ weight["in_LDF"]) @ weight["out_LFD"], None
+    def layer(x_BD, block):
+        return block(x_BD / jnp.linalg.norm(x_BD, axis=-1, keepdims=True)), None
 
-    return jax.lax.scan(layer, x_BD, weights)[0]
+    return jax.lax.scan(layer, x_BD, layers)[0]
 
 
 def test_ticks_that_nobody_uses_give_no_nan(page):
@@ -91,13 +120,12 @@ def test_ticks_that_nobody_uses_give_no_nan(page):
     """
     with mock.patch.dict(page.gpipe.__globals__, run_layers=run_normed_layers):
         found = jax.grad(lambda *args: page.pipeline_loss(*args))(
-            page.params, page.x_MBD, page.target_MBD
+            page.layers, page.x_MBD, page.target_MBD
         )
-        wanted = jax.grad(lambda params: page.dense_loss(params))(page.params)
+        wanted = jax.grad(lambda layers: page.dense_loss(layers))(page.layers)
         _, by_table = mapped(page)(*inputs_of(page))
-    for key, true in wanted.items():
-        np.testing.assert_allclose(found[key], true, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(by_table[key], true, rtol=1e-4, atol=1e-5)
+    assert_close(found, wanted)
+    assert_close(by_table, wanted)
 
 
 def test_ppermute_sends_to_the_right_and_is_transposed_to_the_left(page):
@@ -123,7 +151,7 @@ def test_a_mean_over_stages_would_divide_the_loss_by_four(page):
 
 def test_autodiff_stores_activations_of_every_tick(page):
     """Hidden activations of 11 ticks and 2 layers, of which 8 ticks on each stage count."""
-    inputs = (page.params, page.x_MBD, page.target_MBD)
+    inputs = (page.layers, page.x_MBD, page.target_MBD)
     jaxpr = jax.make_jaxpr(jax.grad(page.pipeline_loss))(*inputs).jaxpr
     stored = [var.aval.shape for eqn, _ in equations(jaxpr, "scan") for var in eqn.outvars]
     assert (11, 2, 8, 64) in stored
@@ -131,7 +159,7 @@ def test_autodiff_stores_activations_of_every_tick(page):
 
 def test_with_checkpoint_autodiff_stores_only_the_inputs_of_every_tick(page):
     """Of activations, jax.checkpoint around run_layers leaves the inputs of 11 ticks, (8, 32) each."""
-    inputs = (page.params, page.x_MBD, page.target_MBD)
+    inputs = (page.layers, page.x_MBD, page.target_MBD)
     saved = jax.checkpoint(page.run_layers)
     with mock.patch.dict(page.gpipe.__globals__, run_layers=saved):
         jaxpr = jax.make_jaxpr(jax.grad(lambda *args: page.pipeline_loss(*args)))(*inputs).jaxpr
@@ -247,16 +275,12 @@ def test_the_table_says_what_each_stage_does(page):
         assert (page.tables[name][..., 0] > 0).sum() == len(done)
 
 
-def test_ticks_4_and_5_are_as_the_page_reads_them_aloud(page):
-    """Tick 4: F2, idle, F1, B0. On tick 5, stages 1 and 3 use an output of tick 4, stage 2 a gradient."""
+def test_tick_4_is_as_the_page_reads_it_aloud(page):
+    """F2 on stage 0, nothing on stage 1, F1 on stage 2, B0 on stage 3."""
     at = ticks_of(page.one_f_one_b, 4, 8)
-    rows = [
-        {stage: f"{kind}{m}" for (kind, stage, m), tick in at.items() if tick == now}
-        for now in (4, 5)
-    ]
-    assert rows == [{0: "F2", 2: "F1", 3: "B0"}, {1: "F2", 2: "B0", 3: "F1"}]
+    row = {stage: f"{kind}{m}" for (kind, stage, m), tick in at.items() if tick == 4}
+    assert row == {0: "F2", 2: "F1", 3: "B0"}
     assert page.tables["1F1B"][4].tolist() == [[1, 2], [0, 0], [1, 1], [2, 0]]
-    assert page.tables["1F1B"][5].tolist() == [[0, 0], [1, 2], [2, 0], [1, 1]]
 
 
 # The program
@@ -277,14 +301,13 @@ def test_with_fsdp_both_schedules_have_the_loss_and_gradient_of_one_device(page)
 
 def test_three_updates_are_those_of_the_dense_model(page):
     """Three steps of gradient descent give the weights of the dense model."""
-    dense = w = page.params
+    dense = w = page.layers
     gradient_of = jax.jit(jax.grad(page.dense_loss))
     for _ in range(3):
         dense = jax.tree.map(lambda w, g: w - 0.05 * g, dense, gradient_of(dense))
         _, gradient = page.steps["1F1B"](w, page.x_MBD, page.target_MBD, page.tables["1F1B"])
         w = jax.tree.map(lambda w, g: w - 0.05 * g, w, gradient)
-    for key, wanted in dense.items():
-        np.testing.assert_allclose(w[key], wanted, rtol=1e-4, atol=1e-5)
+    assert_close(w, dense)
 
 
 @compiled_for_cpu
@@ -298,9 +321,9 @@ def test_bfloat16_activations_are_kept_and_sent_as_bfloat16(page):
     sent = [eqn.outvars[0].aval for eqn, _ in equations(jaxpr.jaxpr, "ppermute")]
     assert [(aval.shape, aval.dtype) for aval in sent] == 2 * [((8, 32), "bfloat16")]
     _, gradient = mapped(page)(*half, table)
-    for key, true in page.true_gradient.items():
-        assert gradient[key].dtype == "float32"
-        error = jnp.linalg.norm(gradient[key] - true)
+    for found, true in leaves_of(gradient, page.true_gradient):
+        assert found.dtype == "float32"
+        error = jnp.linalg.norm(found - true)
         assert error < 0.06 * jnp.linalg.norm(true)  # one device in bfloat16 has 0.04
 
 
@@ -321,8 +344,8 @@ def test_a_device_holds_all_weights_and_gradients_of_its_stage(page):
     jaxpr = jax.make_jaxpr(mapped_with_fsdp(page))(*inputs_of(page)).jaxpr
     (loop,) = [eqn for eqn, _ in equations(jaxpr, "scan") if eqn.params["length"] == 22]
     shapes = [var.aval.shape for var in loop.invars]
-    for key, weight in page.params.items():
-        assert shapes.count((2, *weight.shape[1:])) == 2, key
+    for weight in jax.tree.leaves(page.layers):
+        assert shapes.count((2, *weight.shape[1:])) == 2, weight.shape
 
 
 @compiled_for_cpu
@@ -332,7 +355,7 @@ def test_weights_are_gathered_and_scattered_once_a_step(page):
     moved = ms.collectives(compiled, page.mesh)
     for kind in ("all-gather", "reduce-scatter"):
         rows = [row for row in moved if row.kind == kind]
-        assert len(rows) == 2
+        assert len(rows) == len(jax.tree.leaves(page.layers)) == 4
         assert all(row.executions == 1 and row.axes == ("data",) for row in rows)
 
 
@@ -348,13 +371,14 @@ def test_an_overwritten_input_leaves_the_loss_right_and_the_gradient_wrong(page)
     assert at["F", 0, 0] < at["F", 0, 3] < at["B", 0, 0]  # microbatch 3 comes too early for slot 0
     loss, gradient = page.wrong
     np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5)
-    assert np.abs(gradient["in_LDF"] - page.true_gradient["in_LDF"]).max() > 1e-2
+    wrong, true = gradient.up.kernel[...], page.true_gradient.up.kernel[...]
+    assert np.abs(wrong - true).max() > 1e-2
 
 
 def test_autodiff_runs_the_last_microbatch_backwards_first(page):
     """The loop over ticks is transposed to one that runs from the last tick to the first."""
     assert [page.answer_reversed(3, m)[1] for m in range(8)] == list(range(18, 10, -1))
-    jaxpr = jax.make_jaxpr(jax.grad(page.pipeline_loss))(page.params, page.x_MBD, page.target_MBD)
+    jaxpr = jax.make_jaxpr(jax.grad(page.pipeline_loss))(page.layers, page.x_MBD, page.target_MBD)
     loops = [eqn.params for eqn, _ in equations(jaxpr.jaxpr, "scan") if eqn.params["length"] == 11]
     assert [loop["reverse"] for loop in loops] == [False, True]
 

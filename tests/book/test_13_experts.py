@@ -12,12 +12,11 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
-import printed
 from compared import assert_same
 from defined import functions, shown
 from many_devices.compiled import stored_program
 from many_devices.experts import loss_of
-from pages import BOOK, cells_of, check_exercise, exercises_of, source_of
+from pages import BOOK, cells_of, check_exercise, exercises_of
 
 PAGE = "13-experts"
 FILE = BOOK.parent / "examples" / "experts.py"
@@ -100,21 +99,33 @@ def test_a_slot_counts_earlier_routes_to_the_same_expert(page):
     flat = experts_BR.ravel()
     expected = [int(np.sum(flat[:n] == flat[n])) for n in range(len(flat))]
     assert np.array_equal(page.slots_of(jnp.array(experts_BR), 5).ravel(), expected)
-    table = printed.rows_of(source_of(PAGE).read_text("utf-8"), "token")
-    told = [(int(token), int(row["expert"]), int(row["slot"])) for token, row in table.items()]
-    assert told == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 0, 2)]
-    tokens, experts, slots = zip(*told, strict=True)
-    assert np.array_equal(page.expert_B, experts) and np.array_equal(tokens, range(4))
-    assert np.array_equal(page.slots_of(page.expert_B[:, None], 2).ravel(), slots)
+    assert page.expert_B.tolist() == [0, 1, 0, 0]
+    assert page.four_slots_BR.ravel().tolist() == [0, 0, 1, 2]
+
+
+def test_with_two_slots_token_3_is_dropped_and_gets_zeros(page):
+    """Queues: tokens 0 and 2, token 1 and an empty slot. Plain indexing: token 2's result."""
+    assert page.two_queues_EQD.tolist() == [[[2, 0], [3, 1]], [[0, 1], [0, 0]]]
+    results_EQD = 10 * page.two_queues_EQD
+    where = page.four_experts_BR, page.four_slots_BR
+    combined_BD = page.combine(results_EQD, page.ones_BR, *where)
+    assert combined_BD.tolist() == [[20, 0], [0, 10], [30, 10], [0, 0]]
+    assert results_EQD[where].tolist()[3] == [[30, 10]]
+
+
+def test_the_exchange_brings_device_3_the_queues_for_expert_3(page):
+    """What the page prints: 30 to 37 before, and 3, 13, ... 73 after."""
+    arrived = page.exchange(page.numbers.reshape(64, 1))
+    assert page.numbers[3].tolist() == list(range(30, 38))
+    assert arrived[3].tolist() == list(range(3, 80, 10))
 
 
 def test_the_first_exchange_brings_own_experts_the_tokens_of_all_devices(page):
     """From (all experts, own tokens) to (own experts, tokens of all devices), and back."""
 
     def exchange(queues_EQ):
-        arrived = jax.lax.all_to_all(queues_EQ, "expert", split_axis=0, concat_axis=1, tiled=True)
-        back = jax.lax.all_to_all(arrived, "expert", split_axis=1, concat_axis=0, tiled=True)
-        return arrived, back
+        arrived = page.to_experts(queues_EQ)
+        return arrived, page.from_experts(arrived)
 
     specs = dict(in_specs=P("expert"), out_specs=(P("expert"), P("expert")))
     sent = 100 * jnp.arange(8)[:, None, None] + 10 * jnp.arange(8)[:, None] + jnp.arange(3)

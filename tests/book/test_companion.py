@@ -75,7 +75,6 @@ SHOWN = [
     ("own-weights", llama.load),
     ("own-weights", llama.tensor_of),
     ("own-weights", llama.write_like),
-    ("12-pipeline", pipeline.run_layers),
     ("12-pipeline", pipeline.error),
     ("13-experts", experts.route),
     ("13b-load-balance", experts.balance_of),
