@@ -9,7 +9,6 @@ import zipfile
 from html import unescape
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
-from xml.etree import ElementTree
 
 import pytest
 
@@ -182,25 +181,6 @@ def test_one_page_answers_every_address_that_leads_nowhere(book):
     assert '<section lang="en">' in page and '<section lang="zh-TW">' in page
     assert page.index('<base href="/one-program/">') < page.index("_static/")
     assert not (book.root / "_build" / "html" / "zh-TW" / "404.html").exists()
-
-
-def test_the_sitemap_has_every_page_with_its_translations(book):
-    tree = ElementTree.parse(book.root / "_build" / "html" / "sitemap.xml")
-    spaces = {
-        "m": "http://www.sitemaps.org/schemas/sitemap/0.9",
-        "x": "http://www.w3.org/1999/xhtml",
-    }
-    locations = [one.text for one in tree.findall("m:url/m:loc", spaces)]
-    assert locations == [
-        book.page_url(page, language) for page in book.pages for language in book.languages
-    ]
-    for url in tree.findall("m:url", spaces):
-        assert [link.get("hreflang") for link in url.findall("x:link", spaces)] == [
-            "en",
-            "zh-TW",
-            "x-default",
-        ]
-        assert {link.get("href") for link in url.findall("x:link", spaces)} <= set(locations)
 
 
 def test_alerts_badges_and_pictures(book):

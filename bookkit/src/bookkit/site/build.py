@@ -19,7 +19,6 @@ from bookkit.model.book import Book, Language, Problem, find_root
 from bookkit.model.package import CELL, COMPANION, REQUIREMENT, Wheel, build_wheel, has_package
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
-from bookkit.site.sitemap import sitemap
 
 
 def build_pages(book: Book) -> None:
@@ -73,7 +72,6 @@ def assemble(book: Book, site: Path, wheels: Sequence[Wheel]) -> None:
     for wheel in wheels:
         (new / wheel.path).parent.mkdir(parents=True)
         (new / wheel.path).write_bytes(wheel.data)
-    (new / "sitemap.xml").write_bytes(sitemap(book))
     (new / ".nojekyll").touch()  # GitHub Pages then serves folders that begin with _
     shutil.rmtree(site, ignore_errors=True)
     new.rename(site)
