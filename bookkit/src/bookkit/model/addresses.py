@@ -13,28 +13,12 @@ from urllib.parse import unquote, urlencode
 from bookkit.model.book import Book
 from bookkit.model.package import FILE, FOLDER
 
-ADDRESS = re.compile(r"https?://[^\s<>\"'`\]}]+")
-
-
-def addresses(text: str) -> list[str]:
-    """Every address in a text, in order, each once; brackets that are not its own are left out."""
-    found = []
-    for url in ADDRESS.findall(text):
-        while url.endswith((")", ".", ",", ";", ":", "*", "|")):
-            if url.endswith(")") and url.count("(") >= url.count(")"):
-                break
-            url = url[:-1]
-        if ")" in url and "(" not in url:  # [text](url)more
-            url = url[: url.index(")")]
-        found.append(url)
-    return list(dict.fromkeys(found))
-
 
 @dataclass(frozen=True)
 class Target:
     """What an address of the book means."""
 
-    kind: str  # page, file (made by the build), static, image, repository, or unknown
+    kind: str  # page, file (made by the build), static, repository, or unknown
     name: str
     anchor: str = ""
     language: str = ""  # as the address names it, "" for the source language
@@ -62,9 +46,8 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
     if path.endswith(".html"):
         page = path.removesuffix(".html")
         return Target("page" if page in book.pages else "unknown", page, anchor, language)
-    for kind, folder in (("static", "_static/"), ("image", "_images/")):
-        if path.startswith(folder):
-            return Target(kind, path.removeprefix(folder), anchor, language)
+    if path.startswith("_static/"):
+        return Target("static", path.removeprefix("_static/"), anchor, language)
     made = {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
     made |= {"notebooks.zip"}
     wheel = path.startswith(FOLDER) and not language and FILE.fullmatch(path, len(FOLDER))
