@@ -21,12 +21,10 @@ from sphinx.application import Sphinx
 from bookkit.model.addresses import report_url
 from bookkit.model.book import Book, Language
 from bookkit.model.chapter import load_chapter
-from bookkit.model.history import answer, last_changes
 from bookkit.run.execute import stack
 from bookkit.words.catalogues import catalogue_of
 from bookkit.words.drawn import Translator
 
-LONGEST = 300  # characters of a description; in Chinese each counts twice
 NOT_FOUND = "404"
 EMPTY_HEADER = re.compile(r"<th\b([^>]*)>\s*(?:<p>\s*</p>)?\s*</th>")  # it heads nothing: a cell
 
@@ -133,9 +131,9 @@ def about_page(app: Sphinx, book: Book, here: Language, page: str) -> dict[str, 
     }
     if book.kind(page) != "reference":
         about["book_minutes"] = load_chapter(book.source(page)).minutes
-    if changed := last_changes(book.root).get(source, "")[:10]:
-        day = datetime.date.fromisoformat(changed)
-        about["book_changed"] = {"day": changed, "date": format_date(day, "long", here.code)}
+    if changed := last_commit(book.root, source):
+        day = datetime.date.fromisoformat(changed[1])
+        about["book_changed"] = {"day": changed[1], "date": format_date(day, "long", here.code)}
         about["book_history_url"] = f"{book.repo}/commits/{book.ref}/{source}"
     english, total = app.env.metadata[page].get("book_translation", (0, 0))
     if english:
@@ -167,28 +165,22 @@ def description(doctree: nodes.document | None) -> str:
     ]
     for paragraph in paragraphs:
         if all(isinstance(part, nodes.strong) for part in paragraph if part.astext().strip()):
-            return shortened(paragraph.astext())
-    return shortened(paragraphs[0].astext()) if paragraphs else ""
-
-
-def shortened(text: str) -> str:
-    """All of it, or as many whole sentences as fit."""
-    text = re.sub(r"\s+", " ", text).strip()
-    longest = LONGEST // 2 if re.search(r"[\u3400-\u9fff]", text) else LONGEST
-    fits = re.match(rf".{{,{longest}}}([.?!](?= )|[。？！])", text)
-    return fits[0] if fits and len(text) > longest else text
+            return " ".join(paragraph.astext().split())
+    return " ".join(paragraphs[0].astext().split()) if paragraphs else ""
 
 
 # The edition: which version of the book a reader looks at.
 
 
 @functools.cache
-def last_commit(root: Path) -> list[str]:
-    """The commit that is checked out and its day; nothing where the book is not a clone."""
+def last_commit(root: Path, *paths: str) -> list[str]:
+    """The last commit, or the last that changed these files, and its day; nothing outside a clone."""
+    command = ["git", "log", "-1", "--format=%H %cs", "--", *paths]
     try:
-        return answer(["git", "log", "-1", "--format=%H %cs"], root).split()
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
         return []
+    return done.stdout.split()
 
 
 def edition(book: Book, language: Language) -> dict[str, str]:
