@@ -176,14 +176,6 @@ def test_a_stopped_command_ends_its_kernels(book, tmp_path):
     assert running.wait(30) == 143 and not psutil.pid_exists(int(marker.read_text()))
 
 
-def test_a_second_process_waits_for_the_first(book):
-    with execute.alone(book):
-        command = [sys.executable, "-m", "bookkit", "execute", "book/one"]
-        other = subprocess.Popen(command, cwd=book.root, stdout=subprocess.PIPE, text=True)
-        assert other.stdout.readline() == "waiting for another process that executes chapters\n"
-    assert other.communicate(timeout=60)[0].startswith("book/one: executed in")
-
-
 def test_outputs_as_text_can_be_compared_and_leave_out_what_is_timed(tmp_path):
     new = nbformat.v4
     seen = new.new_output("execute_result", data={"text/plain": "4", "text/html": "<b>4</b>"})

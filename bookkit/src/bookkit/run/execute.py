@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from filelock import FileLock
 from nbformat import NotebookNode
 
 from bookkit.model.book import Book, Problem
@@ -138,20 +139,6 @@ def prune(book: Book) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def alone(book: Book) -> contextlib.AbstractContextManager[Any]:
-    """One process executes at a time; a second one waits, and then finds everything cached."""
-    from filelock import FileLock, Timeout  # not where one notebook runs, as in Colab
-
-    path = book.root / "_build" / "executed.lock"
-    path.parent.mkdir(exist_ok=True)
-    lock = FileLock(path)
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        print("waiting for another process that executes chapters", flush=True)
-        return lock.acquire()
-
-
 # One chapter.
 
 
@@ -240,7 +227,9 @@ def execute(book: Book, pages: Sequence[str] | None = None) -> dict[str, Noteboo
 
     every = book.chapters if pages is None else pages
     notebooks = {page: read_as_sphinx(book, page) for page in every}
-    with alone(book):
+    lock = book.root / "_build" / "executed.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with FileLock(lock):  # a second process waits, and then finds everything cached
         cache = get_cache(cache_path(book))
         done = {page: from_cache(cache, notebook) for page, notebook in notebooks.items()}
         missing = {page: notebooks[page] for page, found in done.items() if found is None}
