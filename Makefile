@@ -72,8 +72,8 @@ sync: venv ## write what is made from book/: notebooks, setup cells, lists
 po: venv ## update the catalogues for translators, locale/*/LC_MESSAGES/book.po (needs gettext)
 	@$(RUN) bookkit po
 
-translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)
-	@$(RUN) bookkit translations $(if $(LIST),--list)
+translations: venv ## which messages are left to translate, and what is broken
+	@$(RUN) bookkit translations
 
 # They are in a folder of their own: nothing that is installed in $(VENV) sees them.
 COMPILERS := _build/compilers

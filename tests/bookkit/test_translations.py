@@ -287,9 +287,7 @@ def told(tmp_path, monkeypatch, capsys):
 def test_what_is_left_is_counted_and_listed_and_fails_nothing(told):
     status, out, err, _ = told()
     assert status == 0 and not err
-    assert "2 of 6 messages are translated\n    book/01-mesh.md: 1 fuzzy, 2 missing\n" in out
-    status, out, err, _ = told("--list")
-    assert status == 0 and not err
+    assert "2 of 6 messages are translated\n" in out
     assert re.search(r"book\.po:\d+: missing: Sentence c\. \(book/01-mesh\.md\)\n", out)
     assert re.search(r"book\.po:\d+: fuzzy: Sentence d\.", out)
     assert "book.po, after `make po`: missing: Just written." in out
