@@ -1,6 +1,5 @@
 """Programs that are compiled a second time: what is noted, the check, and the claims."""
 
-import json
 import re
 import shutil
 
@@ -272,27 +271,6 @@ def test_where_a_claim_holds_in_words_and_what_is_wrong_with_it(one, wrong, text
     problems = second_compiler.misjudged([judged])
     assert wrong in "\n".join(problems) and bool(problems) == bool(wrong)
     assert text is None or second_compiler.where_it_holds(judged) == text
-
-
-def test_differences_are_listed_by_claim():
-    claims = [claim(*KINDS)]
-    old = {"about": {"jax": "1", "date": "x"}, "programs": THREE}
-    assert second_compiler.changed_since(claims, old, old) == []
-    new = {"about": {"jax": "2", "date": "y"}, "programs": json.loads(json.dumps(THREE))}
-    new["programs"]["a"]["tpu"] = program(("all-reduce", ["data"], "float32", 1, 1, 1))
-    assert second_compiler.changed_since(claims, old, new) == [
-        "jax: 1 → 2",
-        "claim: book/01-toy: It is so. TPU: all-gather → all-reduce — it holds no longer as stored",
-        "program a: its tpu is another",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(12345, "12,345"), (1.5, "1.50"), ([1, "x"], "1, x"), (None, "unknown"), (True, "yes")],
-)
-def test_values_as_the_page_shows_them(value, text):
-    assert second_compiler.as_shown(value) == text
 
 
 def test_stored_with_the_pinned_releases():
