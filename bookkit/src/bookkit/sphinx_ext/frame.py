@@ -129,7 +129,7 @@ def about_page(app: Sphinx, book: Book, here: Language, page: str) -> dict[str, 
         if here == book.languages[0]
         else f"{blob}/TRANSLATING.md",
     }
-    if book.kind(page) != "reference":
+    if not book.is_reference(page):
         about["book_minutes"] = load_chapter(book.source(page)).minutes
     if changed := last_commit(book.root, source):
         day = datetime.date.fromisoformat(changed[1])
