@@ -206,7 +206,7 @@ def test_notebooks_are_offered_one_by_one_and_as_one_zip(book):
     for language in book.languages:
         folder = book.root / "_build" / "html" / language.path
         with zipfile.ZipFile(folder / "notebooks.zip") as archive:
-            assert archive.namelist() == ["notebooks/01-toy.ipynb"]
+            assert archive.namelist() == ["notebooks/", "notebooks/01-toy.ipynb"]
             offered = archive.read("notebooks/01-toy.ipynb")
         assert offered == book.notebook("book/01-toy", language).read_bytes()
         assert offered == (folder / "notebooks" / "01-toy.ipynb").read_bytes()

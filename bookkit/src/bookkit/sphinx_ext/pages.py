@@ -1,7 +1,6 @@
 """What lies beside the pages: notebooks to download; and which pages are written again."""
 
 import shutil
-import zipfile
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -55,18 +54,13 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
 
 
 def offer_notebooks(book: Book, code: str, out: Path) -> None:
-    """notebooks/*.ipynb beside the pages, and all of them as notebooks.zip, the same bytes each time."""
-    language = book.language(code)
-    shutil.rmtree(out / "notebooks", ignore_errors=True)
-    (out / "notebooks").mkdir(parents=True)
-    with zipfile.ZipFile(out / "notebooks.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for page in book.chapters:
-            path = book.notebook(page, language)
-            shutil.copyfile(path, out / "notebooks" / path.name)
-            entry = zipfile.ZipInfo(f"notebooks/{path.name}", (2000, 1, 1, 0, 0, 0))
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, path.read_bytes())
+    """notebooks/*.ipynb beside the pages, and all of them as notebooks.zip."""
+    language, folder = book.language(code), out / "notebooks"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for page in book.chapters:
+        shutil.copy2(book.notebook(page, language), folder)
+    shutil.make_archive(str(folder), "zip", out, "notebooks")
 
 
 def redirect(book: Book, code: str) -> str:
