@@ -139,23 +139,18 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     options.add_argument("--check", action="store_true", help="only say what is out of date")
     check, root = options.parse_args(arguments).check, root or find_root()
     book = Book(root)
-    if has_package(root) and not check:  # first, because the companion's wheel is built from it
-        path, text = requirement(root, build_wheel(root))
-        path.write_text(text, "utf-8")
-    stale = [
-        (path, text)
-        for path, text in files_to_write(book)
-        if not path.exists() or path.read_text("utf-8") != text
-    ]
+    stale = []
+    for path, text in files_to_write(book):  # one by one: the companion's wheel holds the first
+        if path.exists() and path.read_text("utf-8") == text:
+            continue
+        stale.append(path)
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
     gone = leftovers(book)
-    names = [path.relative_to(root).as_posix() for path in [*(path for path, _ in stale), *gone]]
-    if check:
-        if names:
-            raise Problem(f"Out of date: {', '.join(names)}. Run `make sync` and commit.")
-        return
-    for path, text in stale:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+    names = [path.relative_to(root).as_posix() for path in [*stale, *gone]]
+    if check and names:
+        raise Problem(f"Out of date: {', '.join(names)}. Run `make sync` and commit.")
     for path in gone:
         path.unlink()
     print("\n".join(f"wrote or removed {name}" for name in names) or "all up to date")
