@@ -42,7 +42,7 @@ class Cell(NamedTuple):
     @property
     def in_view(self):
         """Is its code seen without opening a fold? The setup cell is not part of the lesson."""
-        return not {"setup", "hide-cell", "hide-input", "remove-cell"} & set(self.tags)
+        return not {"setup", "hide-cell"} & set(self.tags)
 
 
 class Page:
@@ -146,16 +146,12 @@ def run(name, until=None, cells=None):
 
 
 def execute(cell, file, variables):
-    """Run a cell. An error remembers in which cell it was raised; one tagged so must raise."""
-    must_raise = "raises-exception" in cell.tags
+    """Run a cell. An error remembers in which cell it was raised."""
     try:
         exec(compile(cell.source, file, "exec"), variables)
     except Exception as error:
-        if not must_raise:
-            error.cell = cell.id
-            raise
-    else:
-        assert not must_raise, f"cell {cell.id} is tagged raises-exception and did not raise"
+        error.cell = cell.id
+        raise
 
 
 @contextlib.contextmanager

@@ -46,8 +46,8 @@ def ran(*outputs, tags=()):
     return page_of("# A", code("show()", *tags), outputs=outputs)
 
 
-def folded(source, tag="hide-cell"):
-    return code(source, tag, cellView="form")
+def folded(source):
+    return code(source, "hide-cell", cellView="form")
 
 
 def entry(heading="## `SumError … 8 times, but 10`"):
@@ -66,7 +66,7 @@ PAGES = [
     ("known-tags", code("x", "hide-cell", "id-a-2"), code("x", "hide-cel"), "hide-cel"),
     ("known-tags", code("x", "from-quickstart"), code("x", "id-A"), "id-A"),
     ("folded-cells", folded("# @title Helper\nx"), code("x", "hide-cell"), "cellView: form"),
-    ("folded-cells", folded("# @title A\nx", "hide-input"), folded("x"), "begins with its title"),
+    ("folded-cells", folded("# @title A\nx"), folded("x"), "begins with its title"),
     ("folded-cells", CODE, code("# @title A\nx", cellView="form"), "the tag hide-cell"),
     ("folded-cells", CODE, code("answer_a = 1", "solution-a"), "the tag hide-cell"),
     ("alt-text", "![Eight devices in rows](https://a.b/c.svg)", "![](https://a.b/c)", "alt text"),

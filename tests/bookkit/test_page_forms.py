@@ -74,8 +74,6 @@ $$
 </details>
 
 {code("# @title Solution" + chr(10) + "math.pi", "solution-a", "hide-cell", cellView="form")}
-
-{code("# @title Drawn" + chr(10) + "math.tau", "hide-input", "id-drawn", cellView="form")}
 """
 
 
@@ -215,15 +213,6 @@ def test_formulas_are_mathml_and_pages_load_no_script_for_them(toy):
     assert formula.select_one("munderover")
     assert ("⟦" in formula.text) == ("⟦" in said)
     assert not page.select("[src*=mathjax]") and "\\(" not in page.text
-
-
-def test_a_fold_of_code_alone_leaves_what_it_draws_in_view(toy):
-    page, said = toy
-    cell = page.select_one(".cell.tag_hide-input")
-    assert said.format("Drawn") in cell.summary.text
-    assert "6.28" in cell.select_one(".cell_output").text and not cell.select(
-        "details .cell_output"
-    )
 
 
 def test_drawings_are_served_for_notebooks_in_their_language(book):

@@ -47,7 +47,7 @@ def twin(book: Book, page: str, language: Language) -> str:
     executed = found_in_cache(book, page)
     parts = []
     for cell, ran in zip(cells, executed.cells if executed else cells, strict=True):
-        if cell.cell_type == "code" and not FOLDED & set(cell.metadata.get("tags", ())):
+        if cell.cell_type == "code" and FOLDED not in cell.metadata.get("tags", ()):
             parts.append(f"```python\n{cell.source.strip()}\n```")
             if text := shown(ran.get("outputs", [])):
                 parts.append(f"```text\n{text}\n```")
