@@ -8,9 +8,7 @@ import shutil
 
 import polib
 import pytest
-from sphinx.config import Config
 
-from bookkit import sphinx_ext
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import parse
 from bookkit.words import report
@@ -309,15 +307,3 @@ def test_what_is_broken_exits_with_2_and_says_where(told):
 def test_without_msgfmt_it_says_so(told, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "msgfmt is not installed" in told()[1]
-
-
-def test_other_code_takes_every_page_apart_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(sphinx_ext.bookkit, "__file__", str(tmp_path / "__init__.py"))
-    (tmp_path / "words").mkdir()
-    noted = []
-    for code in ("one = 1", "one = 2"):
-        (tmp_path / "words" / "part.py").write_text(code)
-        config = Config()
-        sphinx_ext.note_code(None, config)
-        noted.append(config.book_code)
-    assert len({*noted}) == 2

@@ -34,7 +34,6 @@ from typing import Any
 
 from bookkit.compilers.claims import (
     COMPILERS,
-    Claim,
     Judged,
     Program,
     cells_before,

@@ -14,9 +14,13 @@ def build_command(
     builder: str = "html",
     folder: Path | None = None,
 ) -> list[str]:
-    """How to build one language into folder/BUILDER, _build/LANGUAGE/html; warnings fail it."""
+    """How to build one language into folder/BUILDER, _build/LANGUAGE/html; warnings fail it.
+
+    Every page is read and written: Sphinx warns only of those that it reads, and does not know that
+    each shows the titles of all.
+    """
     folder = folder or book.root / "_build" / language.code
-    strict = ["-W", "-n", "--keep-going", "-q"]
+    strict = ["-W", "-n", "--keep-going", "-q", "-E", "-a"]
     where = ["-c", str(book.root), "-d", str(folder / "doctrees")]
     about = ["-D", f"language={language.code}"]
     sphinx = [sys.executable, "-m", "sphinx", "-b", builder, *strict, *where, *about]

@@ -1,4 +1,4 @@
-"""What lies beside the pages: notebooks to download; and which pages are written again."""
+"""What lies beside the pages: notebooks to download."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,6 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
 from bookkit.model.book import Book
-from bookkit.sphinx_ext.frame import edition
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +29,6 @@ def check_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
         if not path.exists():
             where = path.relative_to(book.root)
             logger.warning("%s is missing: run `make sync` and commit it", where, location=page)
-
-
-def rewrite_all_if_navigation_changed(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Every page shows the contents and the edition: when either changes, write every page."""
-    book = Book(app.srcdir)
-    navigation = [(page, env.titles[page].astext()) for page in book.pages if page in env.titles]
-    navigation += edition(book, book.language(app.config.language)).items()
-    known = getattr(env, "book_navigation", None)
-    env.book_navigation = navigation  # type: ignore[attr-defined] # kept with the environment
-    return sorted(env.found_docs) if known not in (None, navigation) else []
 
 
 def finish(app: Sphinx, exception: Exception | None) -> None:
@@ -76,17 +65,9 @@ def redirect(book: Book, code: str) -> str:
 """
 
 
-def read_again_after_warnings(app: Sphinx, exception: Exception | None) -> None:
-    """Sphinx warns only about the pages that it reads: keep nothing that hides a warning next time."""
-    if exception or app._warncount:
-        Path(app.doctreedir, "environment.pickle").unlink(missing_ok=True)
-
-
 def setup(app: Sphinx) -> None:
     app.add_config_value(
         "comments_config", {}, ""
     )  # jupyter-book sets it, sphinx_comments is not used
-    app.connect("env-updated", rewrite_all_if_navigation_changed)
     app.connect("env-check-consistency", check_notebooks)
     app.connect("build-finished", finish, priority=900)
-    app.connect("build-finished", read_again_after_warnings, priority=950)
