@@ -103,8 +103,3 @@ def load_chapter(path: Path) -> Chapter:
     folders = path.with_suffix("").parts
     below = len(folders) - folders[::-1].index("book") - 1  # the last folder of this name
     return parse("/".join(folders[below:]), path.read_text(encoding="utf-8"))
-
-
-def page_files(root: Path) -> list[Path]:
-    """Every Markdown page of the book, with or without code."""
-    return sorted((root / "book").rglob("*.md"))

@@ -30,16 +30,16 @@ for program in sorted(folder.glob("*.py")):
 """
 
 
-def folder_of(book: Book) -> Path:
-    return book.root / "book" / "figures"
+def changed(book: Book) -> dict[Path, bytes]:
+    """The drawings that differ from the committed ones, by file.
 
-
-def drawings(book: Book) -> dict[str, bytes]:
-    """{file name: drawing} of all programs. Problem if one fails, or a drawing has no program."""
+    Problem if a program fails, or a drawing has no program.
+    """
+    folder = book.root / "book" / "figures"
     environment = {**os.environ, **EIGHT_CPUS, "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory(prefix="book-figures-") as into:
         done = subprocess.run(
-            [sys.executable, "-c", DRAW, str(folder_of(book)), into],
+            [sys.executable, "-c", DRAW, str(folder), into],
             cwd=book.root,
             env=environment,
             capture_output=True,
@@ -47,19 +47,13 @@ def drawings(book: Book) -> dict[str, bytes]:
         )
         if done.returncode:
             raise Problem(f"A figure was not drawn:\n{done.stderr.strip()[-2000:]}")
-        made = {path.name: path.read_bytes() for path in sorted(Path(into).glob("*.svg"))}
-    if orphans := {path.name for path in folder_of(book).glob("*.svg")} - made.keys():
-        names = ", ".join(sorted(orphans))
+        made = {folder / path.name: path.read_bytes() for path in sorted(Path(into).glob("*.svg"))}
+    if orphans := set(folder.glob("*.svg")) - made.keys():
+        names = ", ".join(sorted(path.name for path in orphans))
         raise Problem(f"book/figures: no program there draws {names}: delete it, or add one")
-    return made
-
-
-def changed(book: Book) -> dict[Path, bytes]:
-    """The drawings that differ from the committed ones, by file."""
-    files = {folder_of(book) / name: svg for name, svg in drawings(book).items()}
     return {
         path: svg
-        for path, svg in files.items()
+        for path, svg in made.items()
         if not path.exists() or path.read_bytes().replace(b"\r\n", b"\n") != svg
     }
 

@@ -30,19 +30,24 @@ from bookkit.model.chapter import load_chapter
 from bookkit.model.entries import INDEX, with_index
 from bookkit.model.package import (
     CELL,
+    CELL_HASH,
     COMPANION,
+    REQUIRED,
     REQUIREMENT,
     Wheel,
     build_wheel,
     has_package,
-    with_cell_hash,
-    with_requirement,
 )
 from bookkit.words.catalogues import catalogue_of
 from bookkit.words.notebooks import translate_notebook
 
 CLAIMS = re.compile(r"\n*^✓ \d+ claims? on this page[^\n]*\n*\Z", re.M)
 SETUP_CELL = re.compile(r"(?ms)(^:tags: \[setup, hide-cell\]\n\n).*?(?=^```$)")
+
+
+def with_requirement(text: str, meshscope: Wheel) -> str:
+    """The text, which names this wheel: as the companion's requirement, or in a command."""
+    return REQUIRED.sub(f"{meshscope.path}#sha256={meshscope.sha256}", text)
 
 
 def requirement(root: Path, meshscope: Wheel) -> tuple[Path, str]:
@@ -52,9 +57,9 @@ def requirement(root: Path, meshscope: Wheel) -> tuple[Path, str]:
 
 
 def pinned(root: Path) -> tuple[Path, str]:
-    """The setup cell, which installs the companion of this source."""
-    cell = root / CELL
-    return cell, with_cell_hash(cell.read_text("utf-8"), build_wheel(root, COMPANION))
+    """The setup cell, which installs the companion of this source and no other."""
+    cell, wheel = root / CELL, build_wheel(root, COMPANION)
+    return cell, CELL_HASH.sub(wheel.sha256, cell.read_text("utf-8"))
 
 
 def as_notebook(text: str) -> nbformat.NotebookNode:
