@@ -15,10 +15,10 @@ SITE = BOOK.site
     [
         (f"{SITE}book/01-mesh.html", Target("page", "book/01-mesh")),
         (f"{SITE}book/01-mesh.html#in-practice", Target("page", "book/01-mesh", "in-practice")),
-        (f"{SITE}zh-TW/book/reference/run.html", Target("page", "book/reference/run", "", "zh_TW")),
+        (f"{SITE}zh-TW/book/reference/run.html", Target("page", "book/reference/run")),
         (SITE, Target("page", "book/00-intro")),
         (SITE.rstrip("/"), Target("page", "book/00-intro")),
-        (f"{SITE}zh-TW/", Target("page", "book/00-intro", "", "zh_TW")),
+        (f"{SITE}zh-TW/", Target("page", "book/00-intro")),
         (f"{SITE}book/99-none.html", Target("unknown", "book/99-none")),
         (f"{SITE}book/01-mesh", Target("unknown", "book/01-mesh")),
         (f"{SITE}_static/logo.svg", Target("static", "logo.svg")),
