@@ -13,7 +13,7 @@ mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       notebooks to download, files that no page loads
 social_cards  the picture shown where a link to a page is shared
-frame       what templates are told: languages, Previous and Next, descriptions, the edition; 404.html
+frame       what templates are told: languages, Previous and Next, descriptions; 404.html
 """
 
 from pathlib import Path

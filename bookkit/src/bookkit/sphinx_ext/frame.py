@@ -5,7 +5,6 @@ templates/words.html beside this file.
 """
 
 import datetime
-import functools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from babel.dates import format_date
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -40,7 +38,7 @@ def tell(
         "book_repo_url": book.repo,
         "book_zip_url": f"{up}notebooks.zip",
         "book_stack": executed_with(),
-        "book_edition": edition(book, here),
+        "book_changes_url": f"{book.repo}/blob/{book.ref}/CHANGELOG.md",
         "book_langs": list(translations(book, here, pagename)),
         "book_description": description(doctree),  # else the template's own
         "book_toctree": lambda: current_page_named(context["toctree"]),
@@ -131,15 +129,25 @@ def about_page(app: Sphinx, book: Book, here: Language, page: str) -> dict[str, 
     }
     if not book.is_reference(page):
         about["book_minutes"] = load_chapter(book.source(page)).minutes
-    if changed := last_commit(book.root, source):
-        day = datetime.date.fromisoformat(changed[1])
-        about["book_changed"] = {"day": changed[1], "date": format_date(day, "long", here.code)}
+    if changed := last_change(book.root, source):
+        day = datetime.date.fromisoformat(changed)
+        about["book_changed"] = {"day": changed, "date": format_date(day, "long", here.code)}
         about["book_history_url"] = f"{book.repo}/commits/{book.ref}/{source}"
     english, total = app.env.metadata[page].get("book_translation", (0, 0))
     if english:
         how = f"{blob}/TRANSLATING.md"
         about["book_translation"] = {"left": english, "total": total, "how": how}
     return about
+
+
+def last_change(root: Path, path: str) -> str:
+    """The day of the last commit that changed a file; nothing outside a clone."""
+    command = ["git", "log", "-1", "--format=%cs", "--", path]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return ""
+    return done.stdout.strip()
 
 
 def neighbours(book: Book, page: str) -> tuple[str | None, str | None]:
@@ -167,36 +175,6 @@ def description(doctree: nodes.document | None) -> str:
         if all(isinstance(part, nodes.strong) for part in paragraph if part.astext().strip()):
             return " ".join(paragraph.astext().split())
     return " ".join(paragraphs[0].astext().split()) if paragraphs else ""
-
-
-# The edition: which version of the book a reader looks at.
-
-
-@functools.cache
-def last_commit(root: Path, *paths: str) -> list[str]:
-    """The last commit, or the last that changed these files, and its day; nothing outside a clone."""
-    command = ["git", "log", "-1", "--format=%H %cs", "--", *paths]
-    try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
-        return []
-    return done.stdout.split()
-
-
-def edition(book: Book, language: Language) -> dict[str, str]:
-    """Version, day and commit of a clone, and the addresses of that commit and of what changed."""
-    if not (found := last_commit(book.root)):
-        return {}
-    commit, day = found
-    citation = yaml.safe_load((book.root / "CITATION.cff").read_text("utf-8"))
-    return {
-        "version": str(citation["version"]),
-        "commit": commit[:7],
-        "commit_url": f"{book.repo}/commit/{commit}",
-        "day": day,
-        "date": format_date(datetime.date.fromisoformat(day), "long", language.code),
-        "changes_url": f"{book.repo}/blob/{book.ref}/CHANGELOG.md",
-    }
 
 
 # 404.html: one page for every address that leads nowhere, however deep.
