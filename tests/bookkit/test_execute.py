@@ -121,8 +121,6 @@ def test_a_kernel_is_this_python_in_an_empty_folder_without_what_changes_jax(
     )
     book.source("book/one").write_text(HEAD + cell(code))
     assert printed(run(book)[0]).splitlines() == [f"[] {sys.executable}", "[]", "kept"]
-    monkeypatch.setenv("BOOK_DEVICES", "real")
-    assert execute.kernel_environment(book.root)["XLA_FLAGS"] == os.environ["XLA_FLAGS"]
 
 
 def test_what_a_killed_run_left_behind_counts_as_missing(book, run):

@@ -98,7 +98,6 @@ def parse(page: str, text: str) -> Chapter:
     return Chapter(page, tuple(cells))
 
 
-@functools.cache
 def load_chapter(path: Path) -> Chapter:
     folders = path.with_suffix("").parts
     below = len(folders) - folders[::-1].index("book") - 1  # the last folder of this name

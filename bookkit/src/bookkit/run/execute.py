@@ -11,7 +11,7 @@ meshscope, the normaliser and BOOK_DEVICES. Prose and translations never re-exec
 
 A kernel is this Python, in an empty folder, without the user's IPython settings. Variables that
 change what JAX does (JAX_*, XLA_*, TF_*, …) are kept from it, since they would change what is
-published; with BOOK_DEVICES=real they pass through, because real devices may need them.
+published.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ STACK_PACKAGES = (
 ).split()
 KEPT_STACKS = 3  # caches of earlier stacks to keep, so that going back costs nothing
 AT_ONCE = 2  # chapters
-CHANGES_JAX = re.compile(r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|NVIDIA|CUDA)_")
-KEPT_FROM_KERNELS = re.compile(r"PYTHON(WARNINGS|STARTUP|DEVMODE|HASHSEED)$")
+KEPT_FROM_KERNELS = re.compile(
+    r"(JAX|JAXLIB|XLA|TF|LIBTPU|TPU|NVIDIA|CUDA)_|PYTHON(WARNINGS|STARTUP|DEVMODE|HASHSEED)$"
+)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -151,12 +152,7 @@ class CellFailed(Exception):
 
 
 def kernel_environment(folder: Path) -> dict[str, str]:
-    real = os.environ.get("BOOK_DEVICES") == "real"
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not KEPT_FROM_KERNELS.match(name) and (real or not CHANGES_JAX.match(name))
-    }
+    kept = {name: value for name, value in os.environ.items() if not KEPT_FROM_KERNELS.match(name)}
     return {**kept, "IPYTHONDIR": str(folder)}
 
 
