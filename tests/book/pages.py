@@ -135,14 +135,26 @@ def run(name, until=None, cells=None):
         cells = cells[: 1 + [cell.id for cell in cells].index(until)]
     module = types.ModuleType("page_" + name.replace("-", "_"))
     states = {}
-    with undone():
-        sys.modules[module.__name__] = module  # where dataclasses look for it
+    with undone(), importable(module):
         for cell in cells:
             file = f"<{name}, cell {cell.id}>"  # named in tracebacks, which show the lines
             linecache.cache[file] = len(cell.source), None, cell.source.splitlines(True), file
             execute(cell, file, module.__dict__)
             states[cell.id] = dict(module.__dict__)
         yield Page(module.__dict__, states)
+
+
+@contextlib.contextmanager
+def importable(module):
+    """Dataclasses look for their module. Afterwards nothing keeps its arrays and compiled programs."""
+    earlier = sys.modules.get(module.__name__)  # the same page, of a fixture, which goes on
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        del sys.modules[module.__name__]
+        if earlier:
+            sys.modules[module.__name__] = earlier
 
 
 def execute(cell, file, variables):
