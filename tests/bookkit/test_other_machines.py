@@ -13,13 +13,6 @@ import pytest
 from bookkit.__main__ import VERBS
 from toy import ROOT
 
-# Of the book, two pages; the rest is workflows and scripts.
-
-WORKFLOWS = sorted(
-    path
-    for folder in ("workflows", "examples")
-    for path in (ROOT / ".github" / folder).glob("*.yml")
-)
 # `pytest --nbmake notebooks/` says what failed, and on what.
 
 
@@ -120,9 +113,3 @@ def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
     page = (ROOT / "book" / "reference" / "run.md").read_text("utf-8")
     assert set(re.findall(r"`make ([a-z-]+)`", page)) <= targets
     assert set(re.findall(r"`python -m bookkit ([\w-]+)", page)) <= set(VERBS)
-
-
-def test_the_page_shows_the_workflow_that_is_checked():
-    page = (ROOT / "book" / "reference" / "how-it-is-tested.md").read_text("utf-8")
-    [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)
-    assert (ROOT / "book" / "reference" / shown).resolve() in WORKFLOWS

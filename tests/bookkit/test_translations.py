@@ -1,6 +1,7 @@
 """Translations keep what their English says; and each check sees what it is there for.
 
-A real message is broken in one way, and the check must name it.
+A real message is broken in one way, and the check must name it. That the checks pass what is right is
+seen in the catalogue, in which `make translations` finds nothing.
 """
 
 import re
@@ -157,30 +158,7 @@ def test_a_catalogue_that_cannot_be_read_is_named(tmp_path):
         assert "Correct that line" in said
 
 
-@pytest.mark.parametrize("english, wrong, right", [
-    ("shard", "每片的形狀", "切成一片一片的，一段程式碼片段，每塊的形狀"),
-    ("tile", "瓦片的大小", "方塊（tile）的大小"), ("training step", "三個訓練步", "三個訓練步驟，訓練步數"),
-    ("reference (to compare with)", "單一裝置是對照", "單一裝置是對照組，拿來對照"),
-])  # fmt: skip
-def test_a_wrong_form_is_told_from_what_is_like_it(english, wrong, right):
-    assert f": {english} is " in " ".join(STYLE.words(as_signs(wrong)))
-    assert not list(STYLE.words(as_signs(right)))
-
-
 # Numbers.
-
-
-@pytest.mark.parametrize("english, translated", [
-    ("eight devices", "8 個裝置"), ("eight devices", "八個裝置"), ("four billion", "四十億"),
-    ("4 billion", "40 億"), ("1.46 million", "146 萬"), ("4.3 billion", "43 億"), ("twice", "2 倍"),
-    ("an eighth", "八分之一"), ("an eighth", "1/8"), ("half of 16", "16 的一半"), ("twenty-five", "25"),
-    ("a hundred and twenty-eight", "128"), ("12,345 bytes", "12345 位元組"), ("8,16", "8、16"),
-    ("in 0.12.1", "0.12.1 版"), ("November 2026", "2026 年 11 月"), ("ten thousand", "一萬"),
-    ("two rows, four columns", "兩列、4 行"), ("sixes", "6"), ("3 thousand", "3 千"),
-    ("one trillion parameters", "one trillion parameters"),
-])  # fmt: skip
-def test_the_same_number_in_digits_and_words(english, translated):
-    assert not list(unlike_english(english, translated))
 
 
 @pytest.mark.parametrize("english, translated", [
@@ -211,15 +189,6 @@ HAN_HAN, HAN_LATIN = (
 )
 
 
-@pytest.mark.parametrize("text", [
-    "請查[術語表](a.md)；見[第 1 章](b.md)與[第 3 章](c.md)。", "叫做[**分片**](a.md)（sharding），是*網格*（mesh）。",
-    "用 [Flax 的文件](a.md)說明。", "見 [`jax.jit`](a.md) 的說明。", "共[裝置 8](a.md) 與 [$n$ 個](a.md)。",
-    "見「[術語表](a.md)」。", "**[環（ring）](a.md)** 是環。", "[甲](a.md)[乙](b.md)。",
-])  # fmt: skip
-def test_a_link_is_spaced_as_what_it_says(text):
-    assert punctuation(text) == []
-
-
 @pytest.mark.parametrize("text, says", [
     ("請查 [術語表](a.md)。", HAN_HAN), ("叫做 [**分片**](a.md)。", HAN_HAN), ("這是 *網格*（mesh）。", HAN_HAN),
     ("用[Flax 的文件](a.md)。", HAN_LATIN), ("見[`jax.jit`](a.md)。", HAN_LATIN),
@@ -227,15 +196,6 @@ def test_a_link_is_spaced_as_what_it_says(text):
 ])  # fmt: skip
 def test_a_link_that_is_spaced_otherwise_is_seen(text, says):
     assert punctuation(text) == [says]
-
-
-@pytest.mark.parametrize("english, translated, markdown", [
-    (r"The $\text{loss}$ of $W_{out}$.", r"$W_{out}$ 的 $\text{損失}$。", True),
-    (r"\frac{\text{loss} \cdot A}{8}", r"\frac{A \cdot \text{損失}}{8}", True), (r"\text{bytes}", r"\text{位元組}", True),
-    (r"moves $\text{payload}$ of {kind}", r"{kind}：搬動 $\text{資料量}$", False), ("\nS = T + n", "\nS = T + n", True),
-])  # fmt: skip
-def test_words_in_a_formula_are_no_placeholder(english, translated, markdown):
-    assert not list(unlike_english(english, translated, markdown))
 
 
 @pytest.mark.parametrize("english, translated, markdown, check", [
