@@ -7,7 +7,7 @@ templates/words.html beside this file.
 import datetime
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,13 +41,9 @@ def tell(
         "book_changes_url": f"{book.repo}/blob/{book.ref}/CHANGELOG.md",
         "book_langs": list(translations(book, here, pagename)),
         "book_description": description(doctree),  # else the template's own
-        "book_toctree": lambda: current_page_named(context["toctree"]),
     }
     if pagename in app.env.found_docs:
         context |= about_page(app, book, here, pagename)
-        context["metatags"] = context.get("metatags", "") + alternates(context["book_langs"])
-        name = pagename.rsplit("/", 1)[-1]
-        context["metatags"] += f'\n    <link rel="alternate" type="text/markdown" href="{name}.md">'
     if pagename in book.chapters:
         context["book_colab_url"] = book.colab_url(pagename, here)
         context["book_kaggle_url"] = book.kaggle_url(pagename, here)
@@ -80,25 +76,10 @@ def translations(book: Book, here: Language, page: str) -> Iterator[dict[str, An
         }
 
 
-def alternates(languages: list[dict[str, Any]]) -> str:
-    """What tells search engines that pages are translations of each other."""
-    default = {"code": "x-default", "abs": languages[0]["abs"]}
-    return "".join(
-        f'\n    <link rel="alternate" hreflang="{page["code"]}" href="{page["abs"]}">'
-        for page in [*languages, default]
-    )
-
-
 def executed_with() -> str:
     versions = stack()
     names = {"jax": "JAX", "flax": "Flax", "python": "Python"}
     return ", ".join(f"{names[key]} {versions[key]}" for key in names if key in versions)
-
-
-def current_page_named(toctree: Callable[..., str]) -> str:
-    """The list of pages; the one that is open is named to those who hear the page."""
-    contents = toctree(maxdepth=2, collapse=False, includehidden=True, titles_only=True)
-    return contents.replace('<a class="current ', '<a aria-current="page" class="current ')
 
 
 # What only a page of the book has.
