@@ -14,13 +14,9 @@ def build_command(
     builder: str = "html",
     folder: Path | None = None,
 ) -> list[str]:
-    """How to build one language into folder/BUILDER, _build/LANGUAGE/html; warnings fail it.
-
-    Every page is read and written: Sphinx warns only of those that it reads, and does not know that
-    each shows the titles of all.
-    """
+    """How to build one language into folder/BUILDER, _build/LANGUAGE/html; warnings fail it."""
     folder = folder or book.root / "_build" / language.code
-    strict = ["-W", "-n", "--keep-going", "-q", "-E", "-a"]
+    strict = ["-W", "-n", "--keep-going", "-q"]
     where = ["-c", str(book.root), "-d", str(folder / "doctrees")]
     about = ["-D", f"language={language.code}"]
     sphinx = [sys.executable, "-m", "sphinx", "-b", builder, *strict, *where, *about]

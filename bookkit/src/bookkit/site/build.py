@@ -22,10 +22,14 @@ from bookkit.run.execute import execute
 
 
 def build_pages(book: Book) -> None:
-    """Build every language at the same time; raises Problem with what Sphinx said."""
+    """Build every language at the same time; raises Problem with what Sphinx said.
+
+    Every page is read and written: Sphinx warns only of those that it reads, and does not know that
+    each shows the titles of all.
+    """
 
     def one(language: Language) -> tuple[Language, subprocess.CompletedProcess[str]]:
-        command = build_command(book, language)
+        command = [*build_command(book, language), "-E", "-a"]
         return language, subprocess.run(command, cwd=book.root, text=True, capture_output=True)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
