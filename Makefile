@@ -72,12 +72,12 @@ sync: venv ## write what is made from book/: notebooks, setup cells, lists
 po: venv ## update the catalogues for translators, locale/*/LC_MESSAGES/book.po (needs gettext)
 	@$(RUN) bookkit po
 
-translations: venv ## how much of each page is translated, and what is broken (LIST=yes: every message)
-	@$(RUN) bookkit translations $(if $(LIST),--list)
+translations: venv ## which messages are left to translate, and what is broken
+	@$(RUN) bookkit translations
 
 # They are in a folder of their own: nothing that is installed in $(VENV) sees them.
 COMPILERS := _build/compilers
-second-compiler: venv ## compile the book's programs for TPU and GPU too (COMPARE=yes: write nothing; ONLY="NAME …")
+second-compiler: venv ## compile the book's programs for TPU and GPU too (ONLY="NAME …": some)
 	@cmp -s requirements-compilers.txt $(COMPILERS)/requirements-compilers.txt || { \
 	  set -e; \
 	  echo "installing compilers (470 MB, under the terms in requirements-compilers.txt) into $(COMPILERS)"; \
@@ -85,7 +85,7 @@ second-compiler: venv ## compile the book's programs for TPU and GPU too (COMPAR
 	  $(BIN)/pip install --quiet $(PIP_OPTIONS) --no-deps --target $(COMPILERS) -r requirements-compilers.txt; \
 	  cp requirements-compilers.txt $(COMPILERS)/; \
 	}
-	@$(RUN) bookkit second-compiler --compilers $(COMPILERS) $(if $(ONLY),--only $(ONLY)) $(if $(COMPARE),--compare)
+	@$(RUN) bookkit second-compiler --compilers $(COMPILERS) $(if $(ONLY),--only $(ONLY))
 
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-header --no-annotate \
 	--fork-strategy requires-python --no-emit-package bookkit --no-emit-package many-devices

@@ -47,6 +47,7 @@ def compiled_once():
     before = {name: getattr(jax.config, name) for name in CACHED}
     configure(CACHED)
     yield
+    jax.clear_caches()  # a process of Linux has room for 65,530 mappings
     configure(before)
 
 
@@ -55,7 +56,6 @@ def page(request, compiled_once):
     """The page that this module names in PAGE, executed once for all of its tests."""
     with run(request.module.PAGE) as executed:
         yield executed
-    jax.clear_caches()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import zipfile
 from html import unescape
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
-from xml.etree import ElementTree
 
 import pytest
 
@@ -132,7 +131,6 @@ def test_a_page_has_a_markdown_twin_that_llms_txt_lists(book):
         twin = html(book, f"{language.path}book/01-toy.md")
         assert "```python\nclass Drawing:" in twin and "Open in Colab" not in twin
         assert "```text\n" in twin  # what its cells printed
-        assert twin in html(book, f"{language.path}llms-full.txt")
     assert "玩具就是主張" in html(book, "zh-TW/book/01-toy.md")
 
 
@@ -184,25 +182,6 @@ def test_one_page_answers_every_address_that_leads_nowhere(book):
     assert not (book.root / "_build" / "html" / "zh-TW" / "404.html").exists()
 
 
-def test_the_sitemap_has_every_page_with_its_translations(book):
-    tree = ElementTree.parse(book.root / "_build" / "html" / "sitemap.xml")
-    spaces = {
-        "m": "http://www.sitemaps.org/schemas/sitemap/0.9",
-        "x": "http://www.w3.org/1999/xhtml",
-    }
-    locations = [one.text for one in tree.findall("m:url/m:loc", spaces)]
-    assert locations == [
-        book.page_url(page, language) for page in book.pages for language in book.languages
-    ]
-    for url in tree.findall("m:url", spaces):
-        assert [link.get("hreflang") for link in url.findall("x:link", spaces)] == [
-            "en",
-            "zh-TW",
-            "x-default",
-        ]
-        assert {link.get("href") for link in url.findall("x:link", spaces)} <= set(locations)
-
-
 def test_alerts_badges_and_pictures(book):
     page = article(book, ENGLISH)
     assert re.search(r'class="admonition warning"', page) and "[!WARNING]" not in page
@@ -226,7 +205,7 @@ def test_notebooks_are_offered_one_by_one_and_as_one_zip(book):
     for language in book.languages:
         folder = book.root / "_build" / "html" / language.path
         with zipfile.ZipFile(folder / "notebooks.zip") as archive:
-            assert archive.namelist() == ["notebooks/01-toy.ipynb"]
+            assert archive.namelist() == ["notebooks/", "notebooks/01-toy.ipynb"]
             offered = archive.read("notebooks/01-toy.ipynb")
         assert offered == book.notebook("book/01-toy", language).read_bytes()
         assert offered == (folder / "notebooks" / "01-toy.ipynb").read_bytes()

@@ -127,26 +127,10 @@ def test_messages_stand_once_in_the_order_of_the_book_with_their_files(book):
     assert found["{n} devices\nhere"].comment.endswith("keep their number.")
 
 
-@pytest.mark.parametrize("place, file", [
-    ("../../../book/01-mesh.md", "book/01-mesh.md"), ("of", ""), ("meshscope._show.show", ""),
-    ("../../../src/meshscope/_show.py:docstring", "src/meshscope/_show.py"),
-])  # fmt: skip
-def test_the_file_of_what_sphinx_says(place, file):
-    assert po.file_of(place) == file
-
-
 def test_without_gettext_one_sentence_says_how_to_get_it(book, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Problem, match=r"msginit was not found: install gettext \(apt-get install "):
         book.say(one=ONE)
-
-
-@pytest.mark.parametrize("text", [
-    "`jax.jit`", "$x[B_{data}]$", "8 × 16", "![alt](https://x)", "(`a`)", "tuple[str, ...] | None",
-    "[`a` · `` b`c ``](https://x.org/y#z)",
-])  # fmt: skip
-def test_what_needs_no_translation(text):
-    assert not has_words(text)
 
 
 @pytest.mark.parametrize("text", ["[`a` and more](https://x.org)", "`P` and `Q`", "bytes", "JAX", "$n$ devices"])  # fmt: skip

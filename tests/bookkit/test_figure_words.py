@@ -57,15 +57,6 @@ def test_no_program_writes_a_text_that_kit_does_not_see():
         assert ("<text" in path.read_text("utf-8")) == (path.name == "kit.py"), path.name
 
 
-def test_messages_are_carried_as_data_whatever_signs_they_have():
-    said = kit.say('"a" < {b} & ‘c’', b=kit.kept("it's"))
-    svg = drawing(kit.text(0, 0, said))
-    assert list(messages_in_drawing(svg)) == ['"a" < {b} & ‘c’'] and texts(svg) == [
-        '"a" < it\'s & ‘c’'
-    ]
-    assert translated(svg, **{'"a" < {b} & ‘c’': '{b} > ‘c’ & "a"'}) == ['it\'s > ‘c’ & "a"']
-
-
 def test_values_may_be_messages_and_keep_their_colour_where_a_language_puts_them():
     axis = kit.kept('<tspan fill="blue">data</tspan>')
     svg = drawing(
@@ -76,17 +67,6 @@ def test_values_may_be_messages_and_keep_their_colour_where_a_language_puts_them
         svg
     )
     assert '>現沿 <tspan fill="blue">data</tspan> 彙集</text>' in shown
-
-
-def test_what_is_bold_as_a_whole_stays_bold():
-    title = kit.strong(kit.say("Data parallel"), 14)
-    svg = drawing(
-        kit.text(0, 0, kit.say("{strategy}  {mesh}", strategy=title, mesh=kit.kept("data 8")))
-    )
-    shown = Translator({"Data parallel": "資料平行"}).output(svg)
-    assert '><tspan font-weight="600" font-size="14">資料平行</tspan>  data 8</text>' in shown
-    with pytest.raises(TypeError, match="'all of 4' has values"):  # whose tags would be whose?
-        kit.strong(kit.say("all of {n}", n=4))
 
 
 def test_the_lines_of_a_message_are_one_sentence():
@@ -115,14 +95,3 @@ def test_a_made_up_language_reaches_every_message(path):
             assert now != was and now.replace("⟦", "").replace("⟧", "") == was, was
         else:
             assert after == before
-
-
-def test_every_message_says_in_which_figures_it_is():
-    figures = {(message.msgid, file) for message in MESSAGES for file, _ in message.occurrences}
-    assert ("Nothing cast", "book/figures/accumulate.svg") in figures
-    for name in ("named_grid", "strategy_grid"):
-        assert ("FSDP\n× tensor", f"book/figures/{name}.svg") in figures
-    assert ("nothing", "src/meshscope/_messages.py") in figures
-    comments = {message.msgid: message.comment for message in MESSAGES}
-    assert comments["Nothing cast"] == "In a drawing."
-    assert "Names in braces" in comments["process {number}"]

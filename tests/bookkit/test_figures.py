@@ -50,7 +50,7 @@ def test_a_drawing_edited_by_hand_is_noticed(root):
         (
             "broken.py",
             "def draw():\n    raise ValueError('no ink')\n",
-            r"broken\.py failed:(.|\n)*no ink",
+            r"A figure was not drawn:(.|\n)*broken\.py(.|\n)*no ink",
         ),
     ],
 )

@@ -13,13 +13,6 @@ import pytest
 from bookkit.__main__ import VERBS
 from toy import ROOT
 
-# Of the book, two pages; the rest is workflows and scripts.
-
-WORKFLOWS = sorted(
-    path
-    for folder in ("workflows", "examples")
-    for path in (ROOT / ".github" / folder).glob("*.yml")
-)
 # `pytest --nbmake notebooks/` says what failed, and on what.
 
 
@@ -79,54 +72,14 @@ def test_another_language_runs_when_its_folder_is_named(folder):
     assert status == 0 and "2 of 2 notebooks passed" in said
 
 
-# One issue for each scheduled check.
-
-GH = """#!/bin/sh
-echo "gh $*" >> "$LOG"
-case "$2" in list) [ -z "$OPEN" ] || echo "$OPEN" ;; create | edit) cat "$(echo "$*" | sed 's/.*--body-file //')" >> "$LOG" ;; esac
-"""
-
-
-@pytest.fixture
-def issue(tmp_path):
-    (tmp_path / "gh").write_text(GH)
-    (tmp_path / "gh").chmod(0o755)
-    (tmp_path / "report.txt").write_text(
-        "book/reference/run.md:9: https://example.org\n    broken: 404\n"
-    )
-
-    def run(outcome, number):
-        (tmp_path / "log").write_text("")
-        environment = {
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "OPEN": number,
-            "LOG": str(tmp_path / "log"),
-        }
-        command = [ROOT / ".ci" / "issue", outcome, "Some links", tmp_path / "report.txt"]
-        subprocess.run(command, env=environment, check=True)
-        return (tmp_path / "log").read_text()
-
-    return run
-
-
-def test_failures_of_a_check_are_told_in_one_issue_which_a_pass_closes(issue):
-    log = issue("failure", "")
-    assert "gh issue create --title Some links" in log and "broken: 404" in log
-    log = issue("failure", "17")
-    assert "gh issue edit 17" in log and "broken: 404" in log and "create" not in log
-    assert "gh issue close 17" in issue("success", "17")
-    assert len(issue("success", "").splitlines()) == 1  # it only looked
-
-
 # Settings that other programs read.
 
 
 def steps_called(name):
     """The steps of .ci/run that a workflow names, in its order."""
     text = (ROOT / ".github" / "workflows" / name).read_text("utf-8")
-    named = re.findall(r"(?:\.ci/run|- steps:) ([a-z -]+)", re.sub(r"#.*", "", text))
-    return [step for line in named for step in line.split()]
+    named = re.findall(r"(?:\.ci/run|- steps:|step: \[) ?([a-z, -]+)", re.sub(r"#.*", "", text))
+    return [step for line in named for step in re.findall(r"[a-z-]+", line)]
 
 
 def steps_of(*which):
@@ -160,9 +113,3 @@ def test_what_the_run_page_tells_of_make_and_bookkit_is_there():
     page = (ROOT / "book" / "reference" / "run.md").read_text("utf-8")
     assert set(re.findall(r"`make ([a-z-]+)`", page)) <= targets
     assert set(re.findall(r"`python -m bookkit ([\w-]+)", page)) <= set(VERBS)
-
-
-def test_the_page_shows_the_workflow_that_is_checked():
-    page = (ROOT / "book" / "reference" / "how-it-is-tested.md").read_text("utf-8")
-    [shown] = re.findall(r"```\{literalinclude\} (\S+)", page)
-    assert (ROOT / "book" / "reference" / shown).resolve() in WORKFLOWS

@@ -12,7 +12,7 @@ from bs4 import BeautifulSoup
 from bookkit.model.book import Book, Problem
 from bookkit.site import build
 from bookkit.words import po, sync
-from bookkit.words.catalogues import catalogue_of, catalogue_path, has_words
+from bookkit.words.catalogues import catalogue_path, has_words
 from toy import FRONT, ROOT, code, link_site
 
 BOOK = Book()
@@ -74,8 +74,6 @@ $$
 </details>
 
 {code("# @title Solution" + chr(10) + "math.pi", "solution-a", "hide-cell", cellView="form")}
-
-{code("# @title Drawn" + chr(10) + "math.tau", "hide-input", "id-drawn", cellView="form")}
 """
 
 
@@ -217,15 +215,6 @@ def test_formulas_are_mathml_and_pages_load_no_script_for_them(toy):
     assert not page.select("[src*=mathjax]") and "\\(" not in page.text
 
 
-def test_a_fold_of_code_alone_leaves_what_it_draws_in_view(toy):
-    page, said = toy
-    cell = page.select_one(".cell.tag_hide-input")
-    assert said.format("Drawn") in cell.summary.text
-    assert "6.28" in cell.select_one(".cell_output").text and not cell.select(
-        "details .cell_output"
-    )
-
-
 def test_drawings_are_served_for_notebooks_in_their_language(book):
     english, other = (
         book.root / "_build" / "html" / language.path / "_static/figures/square.svg"
@@ -270,13 +259,6 @@ def test_an_entry_that_is_called_like_another_heading_fails_the_build(book):
             build.main([], book.root)
     finally:
         page.write_text(text)
-
-
-def test_captions_and_alternatives_are_messages_of_the_page(book):
-    found = catalogue_of(book, book.language(PSEUDO)).entries
-    for text in ("A square. It has four sides.", "An aside",
-                 "*The **square** of two, by `math`. A second sentence.*"):  # fmt: skip
-        assert text in found
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,7 @@
 import gzip
 import re
 
-from draw import PICTURE, TRACE, Bar, cut, draw, read
-
-
-def op(name, start, length, device="0"):
-    return {
-        "ph": "X",
-        "name": name,
-        "ts": start,
-        "dur": length,
-        "args": {"hlo_op": name, "device_ordinal": device},
-    }
+from draw import PICTURE, TRACE, draw, read
 
 
 def test_picture_is_drawn_from_the_trace():
@@ -31,24 +21,3 @@ def test_trace_holds_three_calls_and_eight_devices():
 
 def test_no_paths_in_the_trace():
     assert not re.search(r"[/\\]", gzip.decompress(TRACE.read_bytes()).decode())
-
-
-def test_cut():
-    """Instructions by device and kind; loops around them left out; neighbours joined."""
-    bars = cut(
-        [
-            op("while.1", 100, 50),
-            op("dot.2", 101, 10),
-            op("fusion.3", 112, 10),
-            op("all-gather.4", 130, 20),
-            op("dot.9", 135, 4, "1"),
-            {"ph": "X", "name": "PjitFunction(f)", "ts": 90, "dur": 30},
-            {"ph": "X", "name": "$/home/me/x.py:7 f", "ts": 91, "dur": 3},
-        ]
-    )
-    assert bars == [
-        Bar("0", "compute", 11, 21),
-        Bar("0", "all-gather", 40, 20),
-        Bar("1", "compute", 45, 4),
-        Bar("Python", "call", 0, 30),
-    ]

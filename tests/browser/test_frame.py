@@ -10,7 +10,7 @@ from chromium import visit, watch
 from survey import DESK, PATIENCE, PHONE
 
 FIRST, SECOND = BOOK.languages[0], BOOK.languages[-1]
-PAGE = next(page for page in BOOK.chapters if BOOK.kind(page) == "chapter")
+PAGE = next(page for page in BOOK.chapters if BOOK.number(page))
 LAST = BOOK.pages[-1]
 HERE, THERE = (f"{language.path}{PAGE}.html" for language in (FIRST, SECOND))
 

@@ -2,7 +2,6 @@
 
     bookkit second-compiler --compilers DIR   compile all, write companion/many_devices/compiled.json
     bookkit second-compiler --compilers DIR --only NAME …    some programs, by name
-    bookkit second-compiler --compilers DIR --compare  write nothing; list what differs, by claim
     bookkit second-compiler --check         without them: is each stored program still the page's?
     bookkit second-compiler --check --note  and write what needs no compilers: the page's numbers, the
                                             table, and which changed code makes the same program
@@ -35,7 +34,6 @@ from typing import Any
 
 from bookkit.compilers.claims import (
     COMPILERS,
-    Claim,
     Judged,
     Program,
     cells_before,
@@ -314,31 +312,6 @@ def check(book: Book, note: bool = False) -> str:
     return said
 
 
-def changed_since(claims: Sequence[Claim], old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What differs from what is stored: releases, then claims, then programs."""
-    lines = [
-        f"{name}: {old['about'].get(name)} → {version}"
-        for name, version in new["about"].items()
-        if name != "date" and old["about"].get(name) != version
-    ]
-    pairs = zip(judge(claims, old["programs"]), judge(claims, new["programs"]), strict=True)
-    for was, one in pairs:
-        turned = "" if one.holds == was.holds else " — it holds no longer as stored"
-        lines += [
-            f"claim: {one.claim.page}: {one.claim.says} {COMPILERS[compiler]}: "
-            f"{as_shown(was.values[compiler])} → {as_shown(value)}{turned}"
-            for compiler, value in one.values.items()
-            if value != was.values[compiler]
-        ]
-    lines += [
-        f"program {name}: its {part} is another"
-        for name, entry in new["programs"].items()
-        for part in ("hash", *COMPILERS)
-        if old["programs"].get(name, {}).get(part) != entry.get(part)
-    ]
-    return lines
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(
         prog="bookkit second-compiler", description=__doc__.split("\n")[0]
@@ -347,7 +320,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--compilers", type=Path, metavar="DIR", help="where those for TPU and GPU are installed"
     )
     options.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these programs")
-    options.add_argument("--compare", action="store_true", help="write nothing, say what differs")
     options.add_argument(
         "--check", action="store_true", help="without compiling: is all up to date?"
     )
@@ -358,19 +330,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if chosen.compilers is None:
         raise Problem(f"Give --compilers DIR, where they are installed, or run `{COMMAND}`.")
-    claims, old = load_table(book)[1], load_rows(book)
     new, problems = compile_all(book, chosen.compilers, chosen.only)
-    if not chosen.compare:
-        write_rows(book, new)  # minutes of compiling
-    if problems:
-        raise Problem("\n".join(problems))
-    lines = (
-        changed_since(claims, old, new) if old["programs"].keys() >= new["programs"].keys() else []
-    )
-    print("\n".join(lines) or "nothing differs from what is stored")
-    if chosen.compare:
-        return 1 if lines else 0
-    if problems := misjudged(judge(claims, new["programs"])):
+    write_rows(book, new)  # minutes of compiling
+    if problems := problems or misjudged(judge(load_table(book)[1], new["programs"])):
         raise Problem("\n".join(problems))
     write_files(book, new)
+    print("`git diff book/compiled/claims.csv` shows what differs, by claim")
     return 0

@@ -8,7 +8,7 @@ from bookkit.lint.rules import Findings, Page, rule
 from bookkit.model.chapter import FOLDED
 
 KNOWN_TAGS = re.compile(  # from-NAME: a passage of examples/
-    r"setup|hide-cell|hide-input|raises-exception|timing"
+    r"setup|hide-cell|timing"
     r"|(?:exercise|check|solution)-[a-zA-Z_]\w*|(?:id|from)-[a-z0-9]+(?:-[a-z0-9]+)*"
 )
 
@@ -49,10 +49,10 @@ def known_tags(page: Page) -> Findings:
 def folded_cells(page: Page) -> Findings:
     """A folded cell has a title and is folded on the site and in Colab; a solution is folded."""
     for cell in page.chapter.code:
-        folded, form = bool(FOLDED & set(cell.tags)), cell.metadata.get("cellView") == "form"
+        folded, form = FOLDED in cell.tags, cell.metadata.get("cellView") == "form"
         if folded and not form:
             yield cell.line, "Colab does not fold this cell: add `:cellView: form`"
         elif not folded and (form or cell.tagged("solution-")):
-            yield cell.line, "the site does not fold this cell: add the tag hide-cell or hide-input"
+            yield cell.line, "the site does not fold this cell: add the tag hide-cell"
         elif folded and not cell.title:
             yield cell.line, "a folded cell begins with its title, `# @title What it holds`"

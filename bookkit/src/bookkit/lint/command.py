@@ -15,14 +15,14 @@ from pathlib import Path
 from bookkit.lint import cells, markdown, names, outputs  # noqa: F401 (each registers its rules)
 from bookkit.lint.rules import RULES, Page, findings
 from bookkit.model.book import Book, Problem
-from bookkit.model.chapter import load_chapter, page_files
+from bookkit.model.chapter import load_chapter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bookkit lint", description=__doc__.split("\n")[0])
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all pages")
     chosen, book = parser.parse_args(arguments), Book()
-    pages = page_files(book.root)
+    pages = sorted((book.root / "book").rglob("*.md"))
     files = [path.resolve() for path in chosen.pages] or pages
     for path in files:
         if path not in pages:

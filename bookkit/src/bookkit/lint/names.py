@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
+import pkgutil
 import re
-from typing import Any
 
 from bookkit.lint.markdown import tokens
 from bookkit.lint.rules import Findings, Page, rule
@@ -29,21 +27,13 @@ GONE = {"jax.sharding.PositionalSharding", "jax.sharding.use_mesh"}  # pages say
 OLDER = "older-code"  # the page that shows what no longer imports
 
 
-@functools.cache
 def imports(name: str) -> bool:
     """Does this dotted name import, attribute by attribute?"""
-    parts = name.split(".")
-    for cut in range(len(parts), 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:cut]))
-        except ImportError:
-            continue
-        for part in parts[cut:]:
-            if not hasattr(found, part):
-                return part == parts[-1] and part in getattr(found, "__annotations__", {})
-            found = getattr(found, part)
-        return True
-    return False
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def name_of_library(span: str) -> str | None:

@@ -13,31 +13,14 @@ from urllib.parse import unquote, urlencode
 from bookkit.model.book import Book
 from bookkit.model.package import FILE, FOLDER
 
-ADDRESS = re.compile(r"https?://[^\s<>\"'`\]}]+")
-
-
-def addresses(text: str) -> list[str]:
-    """Every address in a text, in order, each once; brackets that are not its own are left out."""
-    found = []
-    for url in ADDRESS.findall(text):
-        while url.endswith((")", ".", ",", ";", ":", "*", "|")):
-            if url.endswith(")") and url.count("(") >= url.count(")"):
-                break
-            url = url[:-1]
-        if ")" in url and "(" not in url:  # [text](url)more
-            url = url[: url.index(")")]
-        found.append(url)
-    return list(dict.fromkeys(found))
-
 
 @dataclass(frozen=True)
 class Target:
     """What an address of the book means."""
 
-    kind: str  # page, file (made by the build), static, image, repository, or unknown
+    kind: str  # page, file (made by the build), static, repository, or unknown
     name: str
     anchor: str = ""
-    language: str = ""  # as the address names it, "" for the source language
 
 
 def meaning_of_url(url: str, book: Book) -> Target | None:
@@ -53,22 +36,19 @@ def meaning_of_url(url: str, book: Book) -> Target | None:
         return None
     path, _, anchor = url[len(site) :].partition("#")
     path, anchor = unquote(path.partition("?")[0]), unquote(anchor)
-    language = ""
-    for other in book.languages[1:]:
-        if path.startswith(other.path) or path == other.path.rstrip("/"):
-            language, path = other.code, path[len(other.path) :]
+    for translation in book.languages[1:]:
+        path = path.removeprefix(translation.path)
     if path in ("", "index.html"):
-        return Target("page", book.pages[0], anchor, language)
+        return Target("page", book.pages[0], anchor)
     if path.endswith(".html"):
         page = path.removesuffix(".html")
-        return Target("page" if page in book.pages else "unknown", page, anchor, language)
-    for kind, folder in (("static", "_static/"), ("image", "_images/")):
-        if path.startswith(folder):
-            return Target(kind, path.removeprefix(folder), anchor, language)
+        return Target("page" if page in book.pages else "unknown", page, anchor)
+    if path.startswith("_static/"):
+        return Target("static", path.removeprefix("_static/"), anchor)
     made = {f"notebooks/{book.notebook(page).name}" for page in book.chapters}
     made |= {"notebooks.zip"}
-    wheel = path.startswith(FOLDER) and not language and FILE.fullmatch(path, len(FOLDER))
-    return Target("file" if wheel or path in made else "unknown", path, anchor, language)
+    wheel = path.startswith(FOLDER) and FILE.fullmatch(path, len(FOLDER))
+    return Target("file" if wheel or path in made else "unknown", path, anchor)
 
 
 def report_url(book: Book, about: str, url: str) -> str:

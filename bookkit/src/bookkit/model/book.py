@@ -110,12 +110,10 @@ class Book:
         """The chapter of each deeper page."""
         return {below: page for page in self.pages for below in self.sections(page)}
 
-    def kind(self, page: str) -> str:
-        """A chapter has a number; a reference stands in that part of _toc.yml; all else is a page."""
-        if page in self.chapters and self.number(page) is not None:
-            return "chapter"
+    def is_reference(self, page: str) -> bool:
+        """Does it stand in the part of _toc.yml that is called Reference?"""
         parts = {file: part.caption for part in self.toc.root.subtrees for file in part.files()}
-        return "reference" if parts.get(self.parents.get(page, page)) == "Reference" else "page"
+        return parts.get(self.parents.get(page, page)) == "Reference"
 
     @staticmethod
     def number(page: str) -> int | None:
@@ -169,14 +167,4 @@ def toc_of(path: Path, text: str) -> Any:
 
 def is_notebook(path: Path) -> bool:
     """Does this Markdown file have a kernel, and so cells to execute?"""
-    if not path.exists():
-        return False
-    with path.open(encoding="utf-8") as lines:
-        if next(lines, "").rstrip() != "---":
-            return False
-        for line in lines:
-            if line.startswith("kernelspec:"):
-                return True
-            if line.rstrip() == "---":
-                return False
-    return False
+    return path.exists() and "\nkernelspec:" in path.read_text("utf-8")[:1000]

@@ -14,7 +14,7 @@ from typing import Any
 
 import jupytext
 
-FOLDED = frozenset({"hide-cell", "hide-input"})  # tags: with its output; its code alone
+FOLDED = "hide-cell"  # the tag of a cell that is folded, with its output
 FOLD = re.compile(r"(?s)<details.*?</details>\n*")  # in text
 EXERCISE_PARTS = ("exercise-", "check-", "solution-")  # what their tags begin with
 
@@ -78,7 +78,7 @@ class Chapter:
         """To read what is in view: 200 words a minute, and two seconds for a line of code."""
         text = " ".join(cell.source for cell in self.markdown)
         text = re.sub(r"(?s)```.*?```|!\[.*?\]\(.*?\)|\]\(.*?\)", " ", FOLD.sub(" ", text))
-        seen = [cell for cell in self.code if not FOLDED & set(cell.tags)]
+        seen = [cell for cell in self.code if FOLDED not in cell.tags]
         return max(1, round(len(text.split()) / 200 + sum(len(cell.lines) for cell in seen) / 30))
 
     def named(self, slug: str) -> Cell | None:
@@ -98,13 +98,7 @@ def parse(page: str, text: str) -> Chapter:
     return Chapter(page, tuple(cells))
 
 
-@functools.cache
 def load_chapter(path: Path) -> Chapter:
     folders = path.with_suffix("").parts
     below = len(folders) - folders[::-1].index("book") - 1  # the last folder of this name
     return parse("/".join(folders[below:]), path.read_text(encoding="utf-8"))
-
-
-def page_files(root: Path) -> list[Path]:
-    """Every Markdown page of the book, with or without code."""
-    return sorted((root / "book").rglob("*.md"))

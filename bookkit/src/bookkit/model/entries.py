@@ -7,64 +7,48 @@ from the source, for rules and for the index of messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bookkit.model.book import Book, Problem
 from bookkit.model.chapter import Cell, Chapter, load_chapter
 
-HEADING = re.compile(r"(?m)^(#{1,6}) +(.+?)[ \t]*$")
+HEADING = re.compile(r"(?m)^#{2,6} +(.+?)[ \t]*$")  # below the title of the page
 CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 VARIES = re.compile(r"\s*…\s*")  # what stands for it in a heading that quotes a message
 
 
 @dataclass(frozen=True)
 class Section:
-    """Of a page: its heading, and what stands between it and the next heading of any level."""
+    """Of a page: its heading, and the code between it and the next heading of any level."""
 
-    page: str  # book/messages/messages-meshes
-    level: int
     heading: str  # as it is written, with its marks
     line: int  # of the file
-    text: str  # its Markdown
-    code: tuple[Cell, ...]
+    code: list[Cell]
 
     @property
     def slug(self) -> str | None:
         """The short anchor: what the first code cell is called."""
-        first = self.code[0] if self.code else None
-        return first.tagged("id-") if first else None
-
-    @property
-    def messages(self) -> list[str]:
-        """What the heading quotes, in code form."""
-        return [text.strip() for _, text in CODE_SPAN.findall(self.heading)]
+        return self.code[0].tagged("id-") if self.code else None
 
     @property
     def fragments(self) -> list[str]:
-        """The pieces of the messages that do not vary."""
-        return [one for text in self.messages for one in VARIES.split(text) if one.strip()]
+        """The pieces that do not vary of the messages that the heading quotes, in code form."""
+        quoted = [text.strip() for _, text in CODE_SPAN.findall(self.heading)]
+        return [one for text in quoted for one in VARIES.split(text) if one.strip()]
 
 
-def sections(chapter: Chapter) -> Iterator[Section]:
+def sections(chapter: Chapter) -> list[Section]:
     """Every section of a page below its title, in order."""
-    page = chapter.page
-    level, heading, line, text, code = 1, "", 1, "", list[Cell]()
+    found: list[Section] = []
     for cell in chapter.cells:
-        if cell.kind == "code":
-            code.append(cell)
-            continue
-        at = 0
-        for found in HEADING.finditer(without_code(cell.source)):
-            text += cell.source[at : found.start()]
-            if level > 1:
-                yield Section(page, level, heading, line, text, tuple(code))
-            level, heading = len(found[1]), cell.source[found.start(2) : found.end(2)]
-            line, text, code = cell.line + cell.source.count("\n", 0, found.start()), "", []
-            at = found.end()
-        text += cell.source[at:] + "\n\n"
-    if level > 1:
-        yield Section(page, level, heading, line, text, tuple(code))
+        if cell.kind == "markdown":
+            for heading in HEADING.finditer(without_code(cell.source)):
+                words = cell.source[heading.start(1) : heading.end(1)]
+                line = cell.line + cell.source.count("\n", 0, heading.start())
+                found.append(Section(words, line, []))
+        elif found:
+            found[-1].code.append(cell)
+    return found
 
 
 def without_code(markdown: str) -> str:

@@ -84,16 +84,3 @@ def build_wheel(root: Path, package: str = MESHSCOPE) -> Wheel:
     with tempfile.TemporaryDirectory(prefix="book-wheel-") as folder:
         (made,) = WheelBuilder(str(root / package)).build(directory=folder, versions=["standard"])
         return Wheel(Path(made).name, stored(Path(made).read_bytes()))
-
-
-# Where the wheel is named.
-
-
-def with_requirement(text: str, wheel: Wheel) -> str:
-    """The text, which names this wheel of meshscope: as the companion's requirement, or in a command."""
-    return REQUIRED.sub(f"{wheel.path}#sha256={wheel.sha256}", text)
-
-
-def with_cell_hash(text: str, wheel: Wheel) -> str:
-    """The setup cell, which installs this wheel of the companion and no other."""
-    return CELL_HASH.sub(wheel.sha256, text)

@@ -19,14 +19,17 @@ from bookkit.model.book import Book, Language, Problem, find_root
 from bookkit.model.package import CELL, COMPANION, REQUIREMENT, Wheel, build_wheel, has_package
 from bookkit.model.sphinx_command import build_command
 from bookkit.run.execute import execute
-from bookkit.site.sitemap import sitemap
 
 
 def build_pages(book: Book) -> None:
-    """Build every language at the same time; raises Problem with what Sphinx said."""
+    """Build every language at the same time; raises Problem with what Sphinx said.
+
+    Every page is read and written: Sphinx warns only of those that it reads, and does not know that
+    each shows the titles of all.
+    """
 
     def one(language: Language) -> tuple[Language, subprocess.CompletedProcess[str]]:
-        command = build_command(book, language)
+        command = [*build_command(book, language), "-E", "-a"]
         return language, subprocess.run(command, cwd=book.root, text=True, capture_output=True)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -73,7 +76,6 @@ def assemble(book: Book, site: Path, wheels: Sequence[Wheel]) -> None:
     for wheel in wheels:
         (new / wheel.path).parent.mkdir(parents=True)
         (new / wheel.path).write_bytes(wheel.data)
-    (new / "sitemap.xml").write_bytes(sitemap(book))
     (new / ".nojekyll").touch()  # GitHub Pages then serves folders that begin with _
     shutil.rmtree(site, ignore_errors=True)
     new.rename(site)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bookkit.model.book import Book, Problem, find_root
-from bookkit.model.chapter import load_chapter
 from bookkit.words import sync
 
 SITE = re.compile(r"https?://[\w-]+(\.[\w-]+)+(/[\w./~-]*)?")
@@ -71,6 +70,5 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
         if readdressed != text:
             path.write_bytes(readdressed.encode("utf-8"))
             changed += 1
-    load_chapter.cache_clear()  # pages were read with their old addresses
     sync.main([], root)
     print(f"{changed} files changed. `git diff` shows them; `make site` and a commit come next.")

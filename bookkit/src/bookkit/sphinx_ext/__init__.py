@@ -13,7 +13,7 @@ mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       notebooks to download, files that no page loads
 social_cards  the picture shown where a link to a page is shared
-frame       what templates are told: languages, Previous and Next, descriptions, the edition; 404.html
+frame       what templates are told: languages, Previous and Next, descriptions; 404.html
 """
 
 from pathlib import Path
@@ -22,8 +22,6 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-import bookkit
-from bookkit.run.execute import hash_of
 from bookkit.sphinx_ext import (
     api_links,
     entries,
@@ -49,17 +47,10 @@ def add_templates(app: Sphinx, config: Config) -> None:
     config.templates_path.append(str(TEMPLATES))
 
 
-def note_code(app: Sphinx, config: Config) -> None:
-    """Pages that other code took apart are read again: Sphinx knows of their text and settings alone."""
-    config.book_code = hash_of(sorted(Path(bookkit.__file__).parent.rglob("*.py")))
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", add_templates)
-    app.connect("config-inited", note_code)
     app.add_config_value("book_ref", "main", "html", str)
     app.add_config_value("book_languages", {}, "html", dict)
-    app.add_config_value("book_code", "", "env", str)
     parts = (
         execution,
         own_urls,

@@ -31,7 +31,7 @@ class EntryAnchors(SphinxTransform):
     default_priority = 4
 
     def apply(self, **_: Any) -> None:
-        if Book(self.app.srcdir).kind(self.env.docname) != "reference":
+        if not Book(self.app.srcdir).is_reference(self.env.docname):
             return
         for section in self.document.findall(nodes.section):
             slug = slug_of(section)

@@ -1,13 +1,12 @@
-"""Execute what is missing before Sphinx reads, and let nothing else execute."""
+"""Execute what is missing before Sphinx reads."""
 
 from typing import Any
 
-import myst_nb.core.execute.cache as myst_nb_cache
 import myst_nb.core.render as myst_nb_render
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
-from sphinx.errors import ExtensionError, SphinxError
+from sphinx.errors import SphinxError
 
 from bookkit.model.book import Book, Problem
 from bookkit.run.execute import cache_path, execute
@@ -37,14 +36,6 @@ def execute_missing(app: Sphinx) -> None:
         raise CellFailed(f"\n{problem}") from None
 
 
-def refuse(*_: Any, **__: Any) -> None:
-    raise ExtensionError(
-        "Sphinx wanted to execute a chapter that bookkit/run/execute.py had not: the two read its code "
-        "differently. Look for a page with a kernelspec that _toc.yml does not list, or "
-        "remove _build and run `make site`."
-    )
-
-
 class InlineSvg:
     """An SVG output stands in the page, where it sees the theme, and not in an <img>."""
 
@@ -59,6 +50,5 @@ class InlineSvg:
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", use_the_books_cache)
     app.connect("builder-inited", execute_missing, priority=400)
-    myst_nb_cache.single_nb_execution = refuse
     from_packages = myst_nb_render.load_mime_renders()
     myst_nb_render.load_mime_renders = lambda: [InlineSvg, *from_packages]

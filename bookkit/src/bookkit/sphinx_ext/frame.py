@@ -5,15 +5,13 @@ templates/words.html beside this file.
 """
 
 import datetime
-import functools
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from babel.dates import format_date
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -21,12 +19,10 @@ from sphinx.application import Sphinx
 from bookkit.model.addresses import report_url
 from bookkit.model.book import Book, Language
 from bookkit.model.chapter import load_chapter
-from bookkit.model.history import answer, last_changes
 from bookkit.run.execute import stack
 from bookkit.words.catalogues import catalogue_of
 from bookkit.words.drawn import Translator
 
-LONGEST = 300  # characters of a description; in Chinese each counts twice
 NOT_FOUND = "404"
 EMPTY_HEADER = re.compile(r"<th\b([^>]*)>\s*(?:<p>\s*</p>)?\s*</th>")  # it heads nothing: a cell
 
@@ -42,16 +38,12 @@ def tell(
         "book_repo_url": book.repo,
         "book_zip_url": f"{up}notebooks.zip",
         "book_stack": executed_with(),
-        "book_edition": edition(book, here),
+        "book_changes_url": f"{book.repo}/blob/{book.ref}/CHANGELOG.md",
         "book_langs": list(translations(book, here, pagename)),
         "book_description": description(doctree),  # else the template's own
-        "book_toctree": lambda: current_page_named(context["toctree"]),
     }
     if pagename in app.env.found_docs:
         context |= about_page(app, book, here, pagename)
-        context["metatags"] = context.get("metatags", "") + alternates(context["book_langs"])
-        name = pagename.rsplit("/", 1)[-1]
-        context["metatags"] += f'\n    <link rel="alternate" type="text/markdown" href="{name}.md">'
     if pagename in book.chapters:
         context["book_colab_url"] = book.colab_url(pagename, here)
         context["book_kaggle_url"] = book.kaggle_url(pagename, here)
@@ -84,25 +76,10 @@ def translations(book: Book, here: Language, page: str) -> Iterator[dict[str, An
         }
 
 
-def alternates(languages: list[dict[str, Any]]) -> str:
-    """What tells search engines that pages are translations of each other."""
-    default = {"code": "x-default", "abs": languages[0]["abs"]}
-    return "".join(
-        f'\n    <link rel="alternate" hreflang="{page["code"]}" href="{page["abs"]}">'
-        for page in [*languages, default]
-    )
-
-
 def executed_with() -> str:
     versions = stack()
     names = {"jax": "JAX", "flax": "Flax", "python": "Python"}
     return ", ".join(f"{names[key]} {versions[key]}" for key in names if key in versions)
-
-
-def current_page_named(toctree: Callable[..., str]) -> str:
-    """The list of pages; the one that is open is named to those who hear the page."""
-    contents = toctree(maxdepth=2, collapse=False, includehidden=True, titles_only=True)
-    return contents.replace('<a class="current ', '<a aria-current="page" class="current ')
 
 
 # What only a page of the book has.
@@ -131,9 +108,9 @@ def about_page(app: Sphinx, book: Book, here: Language, page: str) -> dict[str, 
         if here == book.languages[0]
         else f"{blob}/TRANSLATING.md",
     }
-    if book.kind(page) != "reference":
+    if not book.is_reference(page):
         about["book_minutes"] = load_chapter(book.source(page)).minutes
-    if changed := last_changes(book.root).get(source, "")[:10]:
+    if changed := last_change(book.root, source):
         day = datetime.date.fromisoformat(changed)
         about["book_changed"] = {"day": changed, "date": format_date(day, "long", here.code)}
         about["book_history_url"] = f"{book.repo}/commits/{book.ref}/{source}"
@@ -142,6 +119,16 @@ def about_page(app: Sphinx, book: Book, here: Language, page: str) -> dict[str, 
         how = f"{blob}/TRANSLATING.md"
         about["book_translation"] = {"left": english, "total": total, "how": how}
     return about
+
+
+def last_change(root: Path, path: str) -> str:
+    """The day of the last commit that changed a file; nothing outside a clone."""
+    command = ["git", "log", "-1", "--format=%cs", "--", path]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return ""
+    return done.stdout.strip()
 
 
 def neighbours(book: Book, page: str) -> tuple[str | None, str | None]:
@@ -167,44 +154,8 @@ def description(doctree: nodes.document | None) -> str:
     ]
     for paragraph in paragraphs:
         if all(isinstance(part, nodes.strong) for part in paragraph if part.astext().strip()):
-            return shortened(paragraph.astext())
-    return shortened(paragraphs[0].astext()) if paragraphs else ""
-
-
-def shortened(text: str) -> str:
-    """All of it, or as many whole sentences as fit."""
-    text = re.sub(r"\s+", " ", text).strip()
-    longest = LONGEST // 2 if re.search(r"[\u3400-\u9fff]", text) else LONGEST
-    fits = re.match(rf".{{,{longest}}}([.?!](?= )|[。？！])", text)
-    return fits[0] if fits and len(text) > longest else text
-
-
-# The edition: which version of the book a reader looks at.
-
-
-@functools.cache
-def last_commit(root: Path) -> list[str]:
-    """The commit that is checked out and its day; nothing where the book is not a clone."""
-    try:
-        return answer(["git", "log", "-1", "--format=%H %cs"], root).split()
-    except (OSError, subprocess.CalledProcessError):
-        return []
-
-
-def edition(book: Book, language: Language) -> dict[str, str]:
-    """Version, day and commit of a clone, and the addresses of that commit and of what changed."""
-    if not (found := last_commit(book.root)):
-        return {}
-    commit, day = found
-    citation = yaml.safe_load((book.root / "CITATION.cff").read_text("utf-8"))
-    return {
-        "version": str(citation["version"]),
-        "commit": commit[:7],
-        "commit_url": f"{book.repo}/commit/{commit}",
-        "day": day,
-        "date": format_date(datetime.date.fromisoformat(day), "long", language.code),
-        "changes_url": f"{book.repo}/blob/{book.ref}/CHANGELOG.md",
-    }
+            return " ".join(paragraph.astext().split())
+    return " ".join(paragraphs[0].astext().split()) if paragraphs else ""
 
 
 # 404.html: one page for every address that leads nowhere, however deep.

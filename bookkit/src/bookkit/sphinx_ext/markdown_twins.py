@@ -1,8 +1,7 @@
 """For programs that read: each page once more as Markdown, and llms.txt, which lists them.
 
 A twin is what is in view: without the setup cell, folds and badges, and with the text of outputs.
-llms.txt has the form of https://llmstxt.org; llms-full.txt holds the pages that *Next* leads through,
-one after the other.
+llms.txt has the form of https://llmstxt.org.
 """
 
 import re
@@ -47,7 +46,7 @@ def twin(book: Book, page: str, language: Language) -> str:
     executed = found_in_cache(book, page)
     parts = []
     for cell, ran in zip(cells, executed.cells if executed else cells, strict=True):
-        if cell.cell_type == "code" and not FOLDED & set(cell.metadata.get("tags", ())):
+        if cell.cell_type == "code" and FOLDED not in cell.metadata.get("tags", ()):
             parts.append(f"```python\n{cell.source.strip()}\n```")
             if text := shown(ran.get("outputs", [])):
                 parts.append(f"```text\n{text}\n```")
@@ -81,7 +80,6 @@ def write(app: Sphinx, exception: Exception | None) -> None:
         f"## Optional\n\n{listed(app, book, others, language)}\n",
         "utf-8",
     )
-    (out / "llms-full.txt").write_text("\n\n".join(twins[page] for page in core), "utf-8")
 
 
 def setup(app: Sphinx) -> None:

@@ -37,12 +37,12 @@ class OwnUrls(SphinxTransform):
                 self.keep_inside(link, found)
 
     def keep_inside(self, link: nodes.reference, to: Target) -> None:
-        """Make a link relative, but for one that leads to another language on purpose."""
+        """Make a link relative: it leads to the page in the language that is being built."""
         page = self.env.docname
         if to.kind == "page":
             links = self.env.metadata[page].setdefault("book_links", [])
             links.append((to.name, to.anchor, link.line or link.parent.line))
-        if to.language or self.app.builder.format != "html":
+        if self.app.builder.format != "html":
             return
         if to.kind == "page":
             anchor = f"#{to.anchor}" if to.anchor else ""

@@ -1,7 +1,6 @@
-"""What lies beside the pages: notebooks to download; and which pages are written again."""
+"""What lies beside the pages: notebooks to download."""
 
 import shutil
-import zipfile
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -9,7 +8,6 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
 from bookkit.model.book import Book
-from bookkit.sphinx_ext.frame import edition
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +31,6 @@ def check_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
             logger.warning("%s is missing: run `make sync` and commit it", where, location=page)
 
 
-def rewrite_all_if_navigation_changed(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Every page shows the contents and the edition: when either changes, write every page."""
-    book = Book(app.srcdir)
-    navigation = [(page, env.titles[page].astext()) for page in book.pages if page in env.titles]
-    navigation += edition(book, book.language(app.config.language)).items()
-    known = getattr(env, "book_navigation", None)
-    env.book_navigation = navigation  # type: ignore[attr-defined] # kept with the environment
-    return sorted(env.found_docs) if known not in (None, navigation) else []
-
-
 def finish(app: Sphinx, exception: Exception | None) -> None:
     if exception or app.builder is None or app.builder.format != "html":
         return
@@ -55,18 +43,13 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
 
 
 def offer_notebooks(book: Book, code: str, out: Path) -> None:
-    """notebooks/*.ipynb beside the pages, and all of them as notebooks.zip, the same bytes each time."""
-    language = book.language(code)
-    shutil.rmtree(out / "notebooks", ignore_errors=True)
-    (out / "notebooks").mkdir(parents=True)
-    with zipfile.ZipFile(out / "notebooks.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for page in book.chapters:
-            path = book.notebook(page, language)
-            shutil.copyfile(path, out / "notebooks" / path.name)
-            entry = zipfile.ZipInfo(f"notebooks/{path.name}", (2000, 1, 1, 0, 0, 0))
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, path.read_bytes())
+    """notebooks/*.ipynb beside the pages, and all of them as notebooks.zip."""
+    language, folder = book.language(code), out / "notebooks"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for page in book.chapters:
+        shutil.copy2(book.notebook(page, language), folder)
+    shutil.make_archive(str(folder), "zip", out, "notebooks")
 
 
 def redirect(book: Book, code: str) -> str:
@@ -82,17 +65,9 @@ def redirect(book: Book, code: str) -> str:
 """
 
 
-def read_again_after_warnings(app: Sphinx, exception: Exception | None) -> None:
-    """Sphinx warns only about the pages that it reads: keep nothing that hides a warning next time."""
-    if exception or app._warncount:
-        Path(app.doctreedir, "environment.pickle").unlink(missing_ok=True)
-
-
 def setup(app: Sphinx) -> None:
     app.add_config_value(
         "comments_config", {}, ""
     )  # jupyter-book sets it, sphinx_comments is not used
-    app.connect("env-updated", rewrite_all_if_navigation_changed)
     app.connect("env-check-consistency", check_notebooks)
     app.connect("build-finished", finish, priority=900)
-    app.connect("build-finished", read_again_after_warnings, priority=950)

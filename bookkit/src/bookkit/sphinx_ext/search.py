@@ -26,7 +26,7 @@ HAS_AN_ADDRESS = (nodes.section, addnodes.desc)  # a section, or an object of th
 def is_folded(node: nodes.Node) -> bool:
     if not isinstance(node, nodes.container) or node.get("nb_element") != "cell_code":
         return False
-    return bool((FOLDED | {"setup"}) & set(node["cell_metadata"].get("tags", ())))
+    return bool({FOLDED, "setup"} & set(node["cell_metadata"].get("tags", ())))
 
 
 def pieces(node: nodes.Element) -> Iterator[tuple[str, str]]:

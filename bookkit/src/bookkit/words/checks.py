@@ -86,16 +86,9 @@ VALUES |= {
     word: 10 * value
     for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
 }
-# Words that may become digits in a translation, and need not: (twice: 2 倍, 兩次, 加倍).
-PARTS = "first second third fourth fifth sixth seventh eighth ninth tenth".split()
-MONTHS = """january february march april may june july august september october november
-    december""".split()
-LOOSE = {word: {value, 1} for value, word in enumerate(PARTS, 1)}
-LOOSE |= {word: {value} for value, word in enumerate(MONTHS, 1)}
-LOOSE |= dict.fromkeys("a an every each once single alone".split(), {1})
-LOOSE |= dict.fromkeys("both pair twice double doubled".split(), {2})
-LOOSE |= dict.fromkeys("half halve halved".split(), {1, 2})
-LOOSE |= {"quarter": {1, 4}, "sixteenth": {1, 16}, "dozen": {12}, "triple": {3}, "quadruple": {4}}
+SMALL = {
+    str(value) for value in range(13)
+}  # a translation may write them for once, pair or December
 HAN_DIGITS = dict(zip("零〇一二兩三四五六七八九", (0, 0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9)))
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}  # powers of 10
 HAN_SCALES = {"百": 2, "千": 3, "萬": 4, "億": 8, "兆": 12}
@@ -117,15 +110,14 @@ def digits(text: str) -> set[str]:
     return found
 
 
-def english_words(text: str) -> tuple[set[str], set[str]]:
-    """The numbers that English words name, and those that they may mean besides.
+def named_numbers(text: str) -> set[str]:
+    """The numbers that English words name.
 
     Numbers of several words, for example four billion or sixty-four, are left to the reader.
     """
     words = re.findall("[a-z]+", COMPOUND.sub("", text).lower())
     singular = [word if word in VALUES else re.sub("(?<=x)es$|s$", "", word) for word in words]
-    named = {str(VALUES[word]) for word in singular if word in VALUES}
-    return named, {str(value) for word in singular for value in LOOSE.get(word, ())}
+    return {str(VALUES[word]) for word in singular if word in VALUES}
 
 
 def han_numbers(text: str) -> set[str]:
@@ -140,12 +132,12 @@ def han_numbers(text: str) -> set[str]:
 def number_findings(english: str, translated: str, numerals: bool) -> Iterator[str]:
     """`numerals`: does the language write numbers with the signs of Chinese?"""
     old, new, han = digits(english), digits(translated), han_numbers(translated)
-    named, loose = english_words(english)
+    named = named_numbers(english)
     for value in sorted(old - new - han):
         yield f"number: the English says {value}, the translation does not"
-    for value in sorted(new - old - named - loose) if not COMPOUND.search(english) else ():
+    for value in sorted(new - old - named - SMALL) if not COMPOUND.search(english) else ():
         yield f"number: {value} is not in the English"
-    kept, _ = english_words(translated)  # titles that stay English
+    kept = named_numbers(translated)  # titles that stay English
     for value in sorted(named - {"0", "1", "2"} - new - han - kept) if numerals else ():
         yield f"number: the English says {value} in words, the translation does not"
 

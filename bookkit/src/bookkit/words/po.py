@@ -103,4 +103,4 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
         # gettext wraps the lines that name files; as polib writes them, a change is its own diff.
         polib.pofile(str(catalogue), wrapwidth=0).save()
         print(f"{catalogue.relative_to(book.root).as_posix()} is up to date with the English")
-    print("`make translations LIST=yes` says what is left to translate")
+    print("`make translations` says what is left to translate")

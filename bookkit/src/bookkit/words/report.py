@@ -1,7 +1,6 @@
 """Say how much is translated, in each language, and what is broken.
 
-    bookkit translations              how much, and what is left in which file
-    bookkit translations --list       and each fuzzy or missing message, with its line
+    bookkit translations              how much, and each fuzzy or missing message, with its line
     bookkit translations --complete   fail where anything is left to translate, as a release asks
 
 The English is collected as it is now, so an edit shows before `make po`: as missing. Nothing is
@@ -16,7 +15,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,16 +31,6 @@ CORRECT = "Correct that line, or save the file with an editor for catalogues, su
 
 
 # How much is done.
-
-
-def by_file(left: Sequence[tuple[polib.POEntry, State]]) -> Iterator[str]:
-    """A line for each file with something left: "book/01-mesh.md: 2 fuzzy, 1 missing"."""
-    counts = defaultdict[str, Counter[str]](Counter)
-    for entry, state in left:
-        for file, _ in entry.occurrences:
-            counts[file][state] += 1
-    for file, states in counts.items():
-        yield f"    {file}: {', '.join(f'{n} {state}' for state, n in sorted(states.items()))}"
 
 
 def by_message(left: Sequence[tuple[polib.POEntry, State]], known: Catalogue) -> Iterator[str]:
@@ -101,7 +89,6 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     options = argparse.ArgumentParser(
         prog="bookkit translations", description=__doc__.split("\n")[0]
     )
-    options.add_argument("--list", action="store_true", help="name each fuzzy or missing message")
     options.add_argument("--complete", action="store_true", help="fail if a message is left")
     chosen, book = options.parse_args(arguments), Book(root or find_root())
     if not shutil.which("msgfmt"):
@@ -116,10 +103,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         states = [(entry, known.state(entry.msgid)) for entry in pot]
         left = [(entry, state) for entry, state in states if state != "translated"]
         print(f"{language.name}: {len(pot) - len(left)} of {len(pot)} messages are translated")
-        for line in by_message(left, known) if chosen.list else by_file(left):
+        for line in by_message(left, known):
             print(line)
         if chosen.complete and left:
-            wrong.append(f"{language.name}: {len(left)} messages are left to translate: --list")
+            wrong.append(f"{language.name}: {len(left)} messages are left to translate")
         wrong += check_language(book, language)
     if wrong:
         print("\n".join(["Broken:", *wrong]), file=sys.stderr)

@@ -30,19 +30,24 @@ from bookkit.model.chapter import load_chapter
 from bookkit.model.entries import INDEX, with_index
 from bookkit.model.package import (
     CELL,
+    CELL_HASH,
     COMPANION,
+    REQUIRED,
     REQUIREMENT,
     Wheel,
     build_wheel,
     has_package,
-    with_cell_hash,
-    with_requirement,
 )
 from bookkit.words.catalogues import catalogue_of
 from bookkit.words.notebooks import translate_notebook
 
 CLAIMS = re.compile(r"\n*^✓ \d+ claims? on this page[^\n]*\n*\Z", re.M)
 SETUP_CELL = re.compile(r"(?ms)(^:tags: \[setup, hide-cell\]\n\n).*?(?=^```$)")
+
+
+def with_requirement(text: str, meshscope: Wheel) -> str:
+    """The text, which names this wheel: as the companion's requirement, or in a command."""
+    return REQUIRED.sub(f"{meshscope.path}#sha256={meshscope.sha256}", text)
 
 
 def requirement(root: Path, meshscope: Wheel) -> tuple[Path, str]:
@@ -52,9 +57,9 @@ def requirement(root: Path, meshscope: Wheel) -> tuple[Path, str]:
 
 
 def pinned(root: Path) -> tuple[Path, str]:
-    """The setup cell, which installs the companion of this source."""
-    cell = root / CELL
-    return cell, with_cell_hash(cell.read_text("utf-8"), build_wheel(root, COMPANION))
+    """The setup cell, which installs the companion of this source and no other."""
+    cell, wheel = root / CELL, build_wheel(root, COMPANION)
+    return cell, CELL_HASH.sub(wheel.sha256, cell.read_text("utf-8"))
 
 
 def as_notebook(text: str) -> nbformat.NotebookNode:
@@ -139,23 +144,18 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> No
     options.add_argument("--check", action="store_true", help="only say what is out of date")
     check, root = options.parse_args(arguments).check, root or find_root()
     book = Book(root)
-    if has_package(root) and not check:  # first, because the companion's wheel is built from it
-        path, text = requirement(root, build_wheel(root))
-        path.write_text(text, "utf-8")
-    stale = [
-        (path, text)
-        for path, text in files_to_write(book)
-        if not path.exists() or path.read_text("utf-8") != text
-    ]
+    stale = []
+    for path, text in files_to_write(book):  # one by one: the companion's wheel holds the first
+        if path.exists() and path.read_text("utf-8") == text:
+            continue
+        stale.append(path)
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
     gone = leftovers(book)
-    names = [path.relative_to(root).as_posix() for path in [*(path for path, _ in stale), *gone]]
-    if check:
-        if names:
-            raise Problem(f"Out of date: {', '.join(names)}. Run `make sync` and commit.")
-        return
-    for path, text in stale:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+    names = [path.relative_to(root).as_posix() for path in [*stale, *gone]]
+    if check and names:
+        raise Problem(f"Out of date: {', '.join(names)}. Run `make sync` and commit.")
     for path in gone:
         path.unlink()
     print("\n".join(f"wrote or removed {name}" for name in names) or "all up to date")
