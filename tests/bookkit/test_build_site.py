@@ -131,6 +131,7 @@ def test_a_page_has_a_markdown_twin_that_llms_txt_lists(book):
         twin = html(book, f"{language.path}book/01-toy.md")
         assert "```python\nclass Drawing:" in twin and "Open in Colab" not in twin
         assert "```text\n" in twin  # what its cells printed
+        assert twin in html(book, f"{language.path}llms-full.txt")
     assert "玩具就是主張" in html(book, "zh-TW/book/01-toy.md")
 
 

@@ -1,7 +1,8 @@
 """For programs that read: each page once more as Markdown, and llms.txt, which lists them.
 
 A twin is what is in view: without the setup cell, folds and badges, and with the text of outputs.
-llms.txt has the form of https://llmstxt.org.
+llms.txt has the form of https://llmstxt.org; llms-full.txt holds the pages that *Next* leads through,
+one after the other.
 """
 
 import re
@@ -80,6 +81,7 @@ def write(app: Sphinx, exception: Exception | None) -> None:
         f"## Optional\n\n{listed(app, book, others, language)}\n",
         "utf-8",
     )
+    (out / "llms-full.txt").write_text("\n\n".join(twins[page] for page in core), "utf-8")
 
 
 def setup(app: Sphinx) -> None:
