@@ -2,7 +2,7 @@
 
 import operator
 import re
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from unittest import mock
 
 import jax
@@ -27,6 +27,12 @@ P = jax.P
 
 def payloads(moved):
     return sorted((row.kind, row.payload_bytes) for row in moved)
+
+
+@lru_cache(maxsize=1)  # compiled once for a page
+def new_model(page):
+    """The page's model, sharded for FSDP and not trained."""
+    return page.init_sharded(page.mesh, fsdp=True)
 
 
 def batch_of_digits(page, first=0):
@@ -314,9 +320,9 @@ def test_without_fsdp_all_weights_are_copies(page):
 @compiled_for_cpu
 def test_no_device_ever_holds_a_whole_matrix(page):
     """The compiled constructor makes pieces: neither the model nor one layer's matrix is whole."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, page.model)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, new_model(page))
     program = jax.jit(partial(page.make, 8, True), out_shardings=shardings).lower().compile()
-    ms.assert_no_full_copy(program, page.model)
+    ms.assert_no_full_copy(program, new_model(page))
     for shape in ("96,384", "384,96"):
         assert f"f32[{shape}]" not in program.as_text()
 
@@ -330,18 +336,18 @@ def test_gather_makes_a_layer_of_the_stack_whole(page):
         seen.extend([layer.up.kernel.shape, page.gather(layer).up.kernel.shape])
         seen.append(page.gather(layer).down.kernel.shape)
 
-    specs = nnx.get_partition_spec(page.model.blocks)
+    specs = nnx.get_partition_spec(new_model(page).blocks)
     mapped = jax.shard_map(look, mesh=page.mesh, in_specs=(specs,), out_specs=P())
-    jax.eval_shape(mapped, page.model.blocks)
+    jax.eval_shape(mapped, new_model(page).blocks)
     assert seen == [(96, 48), (96, 384), (384, 96)]
 
 
 def traced_gradient(page):
-    specs = nnx.get_partition_spec(page.model)
+    specs = nnx.get_partition_spec(new_model(page))
     mapped = jax.shard_map(
         jax.grad(page.mean_loss), mesh=page.mesh, in_specs=(specs, P("data")), out_specs=specs
     )
-    return str(jax.make_jaxpr(mapped)(page.model, batch_of_digits(page)))
+    return str(jax.make_jaxpr(mapped)(new_model(page), batch_of_digits(page)))
 
 
 def test_the_models_layers_are_gathered_in_both_passes(page):
@@ -373,15 +379,15 @@ def test_only_with_checkpoint_a_device_keeps_its_pieces_of_the_layers(
         kept.extend(leaf.shape for leaf in jax.tree.leaves(backward))
         return loss
 
-    specs = nnx.get_partition_spec(page.model), P("data")
+    specs = nnx.get_partition_spec(new_model(page)), P("data")
     mapped = jax.shard_map(forward, mesh=page.mesh, in_specs=specs, out_specs=P())
-    jax.eval_shape(mapped, page.model, batch_of_digits(page))
+    jax.eval_shape(mapped, new_model(page), batch_of_digits(page))
     assert [shape for shape in kept if shape[:2] == (4, 96) and len(shape) == 3] == [wanted]
 
 
 def test_the_models_gradient_is_that_of_one_device(page):
     """In every number, for data parallelism and for FSDP."""
-    single = jax.device_put(page.model, jax.devices()[0])
+    single = jax.device_put(new_model(page), jax.devices()[0])
 
     def plain_loss(model, batch):  # without shard_map, mesh, gather or pmean
         x_BI, labels_B = batch
@@ -393,7 +399,7 @@ def test_the_models_gradient_is_that_of_one_device(page):
         return optax.softmax_cross_entropy_with_integer_labels(scores, labels_B).mean()
 
     wanted = jax.jit(jax.grad(plain_loss))(single, batch_of_digits(page))
-    assert_same(gradient_on(page, page.mesh, page.model), wanted, rtol=1e-3)
+    assert_same(gradient_on(page, page.mesh, new_model(page)), wanted, rtol=1e-3)
     copies = page.init_sharded(page.mesh, fsdp=False)
     assert_same(gradient_on(page, page.mesh, copies), wanted, rtol=1e-3)
 
@@ -417,6 +423,7 @@ def test_twenty_steps_give_the_losses_and_weights_of_one_device(page):
 
 def test_the_weights_take_an_eighth_and_what_is_whole(page):
     """1,217,704 bytes as copies, 164,008 in pieces, also when trained."""
+    assert page.up.sharding.spec == P(None, None, "data") and page.up.shape == (4, 96, 384)
     held = {name: ms.memory(trained).bytes_per_device for name, (trained, _) in page.runs.items()}
     assert held == {"data parallel": 1_217_704, "FSDP": 164_008}
 
@@ -516,28 +523,28 @@ def test_if_one_weight_is_whole_jax_refuses_to_clip_on_each_device(page):
         gradient = jax.grad(page.mean_loss)(model, batch_block)
         return optax.clip_by_global_norm(0.01).update(gradient, None)[0]
 
-    specs = nnx.get_partition_spec(page.model)
+    specs = nnx.get_partition_spec(new_model(page))
     mapped = jax.shard_map(clipped, mesh=page.mesh, in_specs=(specs, P("data")), out_specs=specs)
     with pytest.raises(ValueError, match="could not infer replication"):
-        jax.eval_shape(mapped, page.model, batch_of_digits(page))
+        jax.eval_shape(mapped, new_model(page), batch_of_digits(page))
 
 
 def test_outside_shard_map_optax_clips_pieces_as_on_one_device(page):
     """Clipped by the page's own `clip`, sharded gradients are those that one device clips."""
-    length = float(optax.tree.norm(jax.device_get(page.model)))
+    length = float(optax.tree.norm(jax.device_get(new_model(page))))
     for factor in (3 / length, 1 / (3 * length)):  # longer than the limit of 1, and shorter
-        model = jax.tree.map(lambda leaf: factor * leaf, page.model)  # noqa: B023
+        model = jax.tree.map(lambda leaf: factor * leaf, new_model(page))  # noqa: B023
         found, _ = jax.jit(lambda g: page.clip.update(g, None))(model)
         wanted, _ = page.clip.update(jax.device_get(model), None)
         assert_same(found, wanted)
         norm = float(optax.tree.norm(jax.device_get(found)))
         assert norm == pytest.approx(min(1, factor * length), rel=1e-4)
-        assert ms.memory(found).bytes_per_device == ms.memory(page.model).bytes_per_device
+        assert ms.memory(found).bytes_per_device == ms.memory(new_model(page)).bytes_per_device
 
 
 def test_the_page_clips_its_first_gradient(page):
     """The limit of 1.0 matters in the page's run: its first gradient is longer."""
-    assert optax.tree.norm(jax.device_get(gradient_on(page, page.mesh, page.model))) > 1.5
+    assert optax.tree.norm(jax.device_get(gradient_on(page, page.mesh, new_model(page)))) > 1.5
 
 
 # Optimizer state
@@ -545,9 +552,9 @@ def test_the_page_clips_its_first_gradient(page):
 
 def test_momentum_and_moments_are_sharded_as_the_weights(page):
     """Made outside jax.jit, each array of the state is sharded as its weight is."""
-    held, adam = ms.memory(page.model).bytes_per_device, optax.adam(1e-3)
+    held, adam = ms.memory(new_model(page)).bytes_per_device, optax.adam(1e-3)
     for rule, times in ((page.optimizer, 1), (adam, 2)):
-        state = rule.init(page.model)
+        state = rule.init(new_model(page))
         specs = jax.tree.leaves(nnx.get_partition_spec(state))
         for array, spec in zip(jax.tree.leaves(state), specs, strict=True):
             if array.ndim:
@@ -561,7 +568,7 @@ def test_momentum_and_moments_are_sharded_as_the_weights(page):
 def test_made_inside_jit_the_moments_are_whole(page):
     """328,020 bytes outside jax.jit, 2,435,412 inside."""
     init = optax.adam(1e-3).init
-    states = init(page.model), jax.jit(init)(page.model)
+    states = init(new_model(page)), jax.jit(init)(new_model(page))
     assert [ms.memory(state).bytes_per_device for state in states] == [328_020, 2_435_412]
 
 
