@@ -49,6 +49,20 @@ def test_of_the_network_seven_matrices_are_sharded(page):
     assert page.sharded == 7 == 4 + 2 + 1 and len(page.specs) - page.sharded == 6
 
 
+def test_a_weight_annotated_in_its_constructor_wants_a_mesh_unless_told_otherwise():
+    """Flax shards it as soon as it is made; nnx.use_eager_sharding(False) turns that off."""
+
+    def annotated():
+        return nnx.Param(jnp.ones((8, 8)), out_sharding=("data", None))
+
+    with pytest.raises(ValueError, match="mesh context or metadata is required"):
+        annotated()
+    with nnx.use_eager_sharding(False):
+        weight = annotated()
+    weight.set_metadata(out_sharding=P(None, "data"))
+    assert weight.out_sharding == P(None, "data")
+
+
 # The wrapper
 
 
