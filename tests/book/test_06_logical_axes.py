@@ -150,8 +150,8 @@ def test_the_layer_is_sharded_by_its_names(page):
         (mlp.w_FD, P("model", "data"), (96, 48)),
         (mlp.b_D, P("data"), (48,)),
     ]:
-        assert weight.sharding.spec == spec
-        assert weight.sharding.shard_shape(weight.shape) == held
+        assert weight.out_sharding == spec
+        assert jax.NamedSharding(page.mesh, spec).shard_shape(weight.shape) == held
 
 
 def test_queries_are_named_embed_heads_and_head_size(page):
