@@ -1,5 +1,6 @@
 """For the tests of the book's pages: eight devices, a cache of compiled programs, and the page."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def compiled_once():
     before = {name: getattr(jax.config, name) for name in CACHED}
     configure(CACHED)
     yield
+    gc.collect()  # a page's functions and variables refer to each other
     jax.clear_caches()  # a process of Linux has room for 65,530 mappings
     configure(before)
 
