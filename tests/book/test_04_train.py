@@ -57,17 +57,17 @@ def runs(page):
 # The first training run
 
 
-def test_at_least_97_percent_of_unseen_digits_are_right(page):
-    """After five epochs at least 97 % of the 360 digits it never saw are right."""
-    assert len(page.right_B) == 360 and page.right_B.mean() >= 0.97
+def test_at_least_95_percent_of_unseen_digits_are_right(page):
+    """After three epochs at least 95 % of the 360 digits it never saw are right."""
+    assert len(page.right_B) == 360 and page.right_B.mean() >= 0.95
     losses = page.trained.losses
-    assert len(losses) == page.trained.optimizer.step[...] == 5 * 23
+    assert len(losses) == page.trained.optimizer.step[...] == 3 * 23
     assert losses[0] > 2 and np.mean(losses[-23:]) < 0.2
 
 
 def test_the_test_rows_are_not_trained_on(page):
     """The 360 rows of the test come last, and no batch of any epoch has one of them."""
-    rows = np.concatenate([np.concatenate(page.shuffled(epoch)) for epoch in range(5)])
+    rows = np.concatenate([np.concatenate(page.shuffled(epoch)) for epoch in range(3)])
     assert rows.max() == 1437 - 1 and len(page.images_BI[1437:]) == 360
     assert len(np.unique(rows)) == 1437
 
