@@ -301,7 +301,10 @@ def test_an_edit_of_prose_and_a_translation_execute_nothing(book, capsys):
     page.write_text(page.read_text().replace("The cost is", "The price is"))
     catalogue = book.root / CATALOGUE
     catalogue.write_text(catalogue.read_text("utf-8").replace("玩具就是主張", "玩具"), "utf-8")
+    earlier = book.root / "_build" / "en" / "html" / "book" / "a-page-that-is-no-more.html"
+    earlier.write_text("of an earlier build")
     build.main([], book.root)
+    assert not (book.root / "_build" / "html" / "book" / earlier.name).exists()
     assert "executed in" not in capsys.readouterr().out
     assert "The price is" in article(book, ENGLISH) and "The price is" in article(book, CHINESE)
     assert "玩具就是主張" not in article(book, CHINESE)

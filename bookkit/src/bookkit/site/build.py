@@ -29,6 +29,8 @@ def build_pages(book: Book) -> None:
     """
 
     def one(language: Language) -> tuple[Language, subprocess.CompletedProcess[str]]:
+        built = book.root / "_build" / language.code / "html"
+        shutil.rmtree(built, ignore_errors=True)  # it may have pages that are no more
         command = [*build_command(book, language), "-E", "-a"]
         return language, subprocess.run(command, cwd=book.root, text=True, capture_output=True)
 
