@@ -24,14 +24,13 @@ from bookkit.run.execute import execute
 def build_pages(book: Book) -> None:
     """Build every language at the same time; raises Problem with what Sphinx said.
 
-    Every page is read and written: Sphinx warns only of those that it reads, and does not know that
-    each shows the titles of all.
+    Nothing of an earlier build is kept: Sphinx warns only of pages that it reads, does not know that
+    each shows the titles of all, and leaves those that are no more.
     """
 
     def one(language: Language) -> tuple[Language, subprocess.CompletedProcess[str]]:
-        built = book.root / "_build" / language.code / "html"
-        shutil.rmtree(built, ignore_errors=True)  # it may have pages that are no more
-        command = [*build_command(book, language), "-E", "-a"]
+        shutil.rmtree(book.root / "_build" / language.code, ignore_errors=True)
+        command = build_command(book, language)
         return language, subprocess.run(command, cwd=book.root, text=True, capture_output=True)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:

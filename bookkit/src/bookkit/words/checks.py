@@ -86,9 +86,7 @@ VALUES |= {
     word: 10 * value
     for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
 }
-SMALL = {
-    str(value) for value in range(13)
-}  # a translation may write them for once, pair or December
+SMALL = {str(value) for value in range(13)}  # may stand for once, pair or December
 HAN_DIGITS = dict(zip("零〇一二兩三四五六七八九", (0, 0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9)))
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}  # powers of 10
 HAN_SCALES = {"百": 2, "千": 3, "萬": 4, "億": 8, "兆": 12}
