@@ -11,6 +11,7 @@ whole process is undone at the end of the `with` block.
 """
 
 import contextlib
+import functools
 import linecache
 import logging
 import os
@@ -67,6 +68,7 @@ def source_of(name):
     return path
 
 
+@functools.cache
 def cells_of(name):
     """The code cells of a page, each with the id that its tag id-… gives it, or else a number."""
     notebook = jupytext.read(source_of(name))
@@ -85,6 +87,7 @@ def pages_with_code():
     return [name for name, text in texts.items() if "\nkernelspec:" in text[:1000]]
 
 
+@functools.cache
 def tables():
     """The table of each page in tests/pages: its planted faults, and wrong answers to exercises."""
     folder = BOOK.parent / "tests" / "pages"
