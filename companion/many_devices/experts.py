@@ -10,7 +10,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import optax
-from sklearn.datasets import load_digits
+
+from many_devices.data import classes_B, pixels_BI
 
 P = jax.P
 shapes = {
@@ -26,9 +27,8 @@ specs |= {"up_EDF": P("expert"), "down_EFD": P("expert")}
 
 def first_digits(count=512):
     """The first images of scikit-learn's digits, (count, 64) in -0.5 to 0.5, and their labels."""
-    digits = load_digits()
-    pixels_BI = (digits.data / 16 - 0.5).astype("float32")
-    return pixels_BI[:count], digits.target[:count].astype("int32")
+    images_BI = (pixels_BI[:count] / 16 - 0.5).astype("float32")
+    return images_BI, classes_B[:count].astype("int32")
 
 
 def make_params(seed=1):
