@@ -3,7 +3,8 @@
     make faults PAGE=02-variables
 
 A fault is one line of the page's code, replaced. `fails` names a test of the page, or `cell:ID`: the
-cell that must be the first to raise. `slow = true` leaves a fault to the night.
+cell that must be the first to raise. Left to the night are those with `slow = true`, and those of
+pages that are not chapters.
 """
 
 import importlib
@@ -11,7 +12,7 @@ import importlib
 import jax
 import pytest
 
-from pages import cells_of, pages_with_code, run, tables, with_fault
+from pages import BOOK, cells_of, pages_with_code, run, source_of, tables, with_fault
 
 pytestmark = pytest.mark.faults
 NOT_THE_LESSON = SyntaxError, NameError, ImportError  # a program that cannot run proves nothing
@@ -21,7 +22,8 @@ FAULTS = {name: tables()[name].get("fault", []) for name in pages_with_code() if
 def items(page):
     for name in [page] if page else FAULTS:
         for fault in FAULTS.get(name, []):
-            marks = [pytest.mark.slow] if fault.get("slow") else []
+            slow = fault.get("slow") or source_of(name).parent != BOOK
+            marks = [pytest.mark.slow] if slow else []
             yield pytest.param(name, fault, id=f"{name}-{fault['name']}", marks=marks)
 
 
