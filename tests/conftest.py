@@ -3,7 +3,6 @@
 LONGEST = (
     "tests/examples/test_train.py",
     "tests/browser/test_pages.py",
-    "tests/bookkit/test_publish_as.py",
     "tests/book/test_launch_helper.py",
     "tests/bookkit/test_build_site.py",
     "tests/examples/test_launch.py",

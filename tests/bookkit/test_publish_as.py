@@ -17,17 +17,23 @@ SLUG = BOOK.repo.removeprefix("https://github.com/")
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory):
-    """A clone of the book as it is in the working tree, brought up to date."""
-    folder = tmp_path_factory.mktemp("copied")
+def clone(tmp_path_factory):
+    """A clone of the book as it is in the working tree."""
+    folder = tmp_path_factory.mktemp("clone")
     for path in publish_as.text_files(ROOT):
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     for command in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", *command], cwd=folder, check=True)
-    publish_as.sync.main([], folder)  # that notebooks are up to date is another test
     return folder
+
+
+@pytest.fixture(scope="module")
+def copied(clone):
+    """The clone, brought up to date: that notebooks are is another test."""
+    publish_as.sync.main([], clone)
+    return clone
 
 
 def contents(root):
@@ -39,6 +45,7 @@ def naming(root, text):
     return {name for name, held in contents(root).items() if text.encode() in held}
 
 
+@pytest.mark.slow
 def test_a_copy_has_the_new_address_everywhere_and_back_again_the_old_bytes(copied):
     before, places = contents(copied), naming(copied, SLUG)
     assert {"_config.yml", "notebooks/zh-TW/01-mesh.ipynb", "CITATION.cff"} <= places
@@ -90,11 +97,11 @@ def test_a_release_is_named_everywhere_and_edits_still_go_to_main(copied):
         (["--ref", "feature/x"], "main or v1.0"),
     ],
 )
-def test_a_bad_address_is_told_and_nothing_is_written(copied, arguments, said):
-    before = contents(copied)
+def test_a_bad_address_is_told_and_nothing_is_written(clone, arguments, said):
+    before = contents(clone)
     with pytest.raises(Problem, match=said):
-        publish_as.main(arguments, copied)
-    assert contents(copied) == before
+        publish_as.main(arguments, clone)
+    assert contents(clone) == before
 
 
 def test_outside_a_clone_it_says_what_to_do(tmp_path):
