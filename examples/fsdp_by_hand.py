@@ -3,8 +3,8 @@
     python examples/fsdp_by_hand.py                         on the devices JAX finds
     JAX_NUM_CPU_DEVICES=8 python examples/fsdp_by_hand.py   on eight simulated ones
 
-The page https://many-devices.github.io/one-program/book/09-fsdp.html explains it step by step. To use
-it for a model of your own, call `gather` in the model on each part right before that part is used.
+The page https://many-devices.github.io/one-program/book/09-fsdp-model.html explains it step by step. To
+use it for a model of your own, call `gather` in the model on each part right before that part is used.
 """
 
 from functools import partial

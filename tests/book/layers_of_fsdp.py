@@ -1,9 +1,14 @@
-"""For tests of FSDP: the gradient of a stack of layers, and how often it gathers and multiplies."""
+"""For tests of FSDP: the gradient of a stack of layers, how often it gathers and multiplies, and the
+weights of the large model.
+"""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+
+from many_devices.model import Model, large, strategies
 
 P = jax.P
 LAYERS, D = 4, 64
@@ -50,3 +55,10 @@ def in_one_layer(remat):
     text = str(jax.make_jaxpr(gradient)(*inputs))
     names = {"gathers": "all_gather", "scatters": "reduce_scatter", "matmuls": "dot_general"}
     return {name: text.count(f"{primitive}[") for name, primitive in names.items()}
+
+
+@cache
+def large_weights():
+    """Chapter 4's model in the size of the large one, as shapes."""
+    with nnx.use_eager_sharding(False):
+        return jax.eval_shape(lambda: Model(large, strategies["one device"], nnx.Rngs(0)))

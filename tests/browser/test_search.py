@@ -36,7 +36,7 @@ QUESTIONS = [
         "09a-fsdp-bytes#free-gathered-weights-with-jax-checkpoint-around-a-layer",
     ),
     ("gradient accumulation", "04e-accumulation"),
-    ("clip gradients", "09-fsdp#clip-gradients-by-their-global-norm-outside-shard-map"),
+    ("clip gradients", "09-fsdp-model#clip-gradients-by-their-global-norm-outside-shard-map"),
     ("donate", "silent-failures#donation"),
     ("load Llama weights", "own-weights"),
     ("LoRA", "lora#lora-is-a-filter"),
