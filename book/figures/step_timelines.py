@@ -1,4 +1,4 @@
-"""One training step of three layers on eight GPUs: four strategies, and FSDP without prefetch.
+"""One training step of three layers with FSDP on eight GPUs, without prefetch and with it.
 
 A roofline, not a measurement: every length is a number of operations or bytes divided by a
 published speed. The schedule is ideal. The compute lane and the wire each do one thing at a time,
@@ -7,7 +7,7 @@ in order; a thing starts as soon as its inputs are there and its lane is free.
 
 from typing import NamedTuple
 
-from kit import DATA, INK, MODEL, figure, frame, kept, line, rect, say, shape, strong, text, write
+from kit import DATA, INK, figure, frame, kept, line, rect, say, shape, strong, text, write
 
 # Three layers of the book's large model: two matmuls each. Eight sequences of 4,096 tokens.
 L, D, F, TOKENS, DEVICES = 3, 4096, 16384, 8 * 4096, 8
@@ -17,7 +17,7 @@ BF16 = 2  # bytes of a number on the wire
 ADAM = 12 + 2 + 12  # bytes per weight: read w, m, v in float32 and g in bfloat16; write w, m, v
 
 LAYER = 2 * D * F  # weights of a layer
-CELL = 2 * LAYER * TOKENS / DEVICES / FLOPS * 1e3  # ms: two matmuls, on every strategy
+CELL = 2 * LAYER * TOKENS / DEVICES / FLOPS * 1e3  # ms: two matmuls
 
 
 class Task(NamedTuple):
@@ -25,27 +25,14 @@ class Task(NamedTuple):
     lane: str  # "compute" or "wire"
     ms: float
     after: tuple[str, ...] = ()  # names of the tasks that it waits for
-    axis: str = ""  # the mesh axis that a collective runs along
 
 
 class Strategy(NamedTuple):
     title: str
-    data: int
-    model: int
-    fsdp: bool = False
-    ahead: int = 1  # layers that FSDP gathers before they are needed
+    ahead: int  # layers that are gathered before they are needed
 
 
-STRATEGIES = [
-    Strategy(say("Data parallel"), 8, 1),
-    Strategy(say("Tensor parallel"), 1, 8),
-    Strategy(kept("FSDP"), 8, 1, True),
-    Strategy(say("FSDP × tensor"), 2, 4, True),
-]
-PREFETCH = [
-    Strategy(say("No prefetch"), 8, 1, True, ahead=0),
-    Strategy(say("One layer ahead"), 8, 1, True, ahead=1),
-]
+PREFETCH = [Strategy(say("No prefetch"), ahead=0), Strategy(say("One layer ahead"), ahead=1)]
 
 
 def ring(size, n):
@@ -53,45 +40,31 @@ def ring(size, n):
     return size * (n - 1) / n / WIRE * 1e3
 
 
-def step(strategy):
+def step(ahead):
     """The tasks of one step, each lane in order."""
-    data, model, fsdp, ahead = strategy[1:]
-    weights = LAYER * BF16 / model  # bytes of a layer, gathered over `data`
-    rows = TOKENS / data * D * BF16  # bytes of an activation on one device
     tasks = []
 
-    def collective(name, size, axis, *after):
-        n = data if axis == "data" else model
-        times = 2 if name.startswith("reduce ") else 1  # an all-reduce is both
-        tasks.append(Task(name, "wire", times * ring(size, n), after, axis))
+    def collective(name, *after):
+        tasks.append(Task(name, "wire", ring(LAYER * BF16, DEVICES), after))
 
     def compute(name, *after):
         tasks.append(Task(name, "compute", CELL, after))
 
-    if fsdp:
-        for n in range(1, 2 + ahead):
-            collective(f"gather {n}", weights, "data")
+    for n in range(1, 2 + ahead):
+        collective(f"gather {n}")
     for n in range(1, L + 1):
-        compute(f"y{n}", f"gather {n}", f"reduce y{n - 1}")
-        if model > 1:
-            collective(f"reduce y{n}", rows, "model", f"y{n}")
-        if fsdp and n + 1 + ahead <= L:
-            collective(f"gather {n + 1 + ahead}", weights, "data", f"y{n}")
-    if fsdp:  # freed after the forward pass, so fetched again
-        for n in range(L, L - 1 - ahead, -1):
-            collective(f"gather again {n}", weights, "data", f"y{L}")
+        compute(f"y{n}", f"gather {n}")
+        if n + 1 + ahead <= L:
+            collective(f"gather {n + 1 + ahead}", f"y{n}")
+    for n in range(L, L - 1 - ahead, -1):  # freed after the forward pass, so fetched again
+        collective(f"gather again {n}", f"y{L}")
     for n in range(L, 0, -1):
-        compute(f"dx{n}", f"gather again {n}", f"reduce dx{n + 1}", f"reduce y{L}")
-        if model > 1:
-            collective(f"reduce dx{n}", rows, "model", f"dx{n}")
+        compute(f"dx{n}", f"gather again {n}")
         compute(f"dW{n}")
-        if fsdp and n - 1 - ahead >= 1:
-            collective(f"gather again {n - 1 - ahead}", weights, "data", f"dW{n}")
-        if fsdp:
-            collective(f"scatter {n}", weights, "data", f"dW{n}")
-        elif data > 1:
-            collective(f"reduce dW{n}", weights, "data", f"dW{n}")
-    held = L * LAYER / model / (data if fsdp else 1)  # weights that a device updates
+        if n - 1 - ahead >= 1:
+            collective(f"gather again {n - 1 - ahead}", f"dW{n}")
+        collective(f"scatter {n}", f"dW{n}")
+    held = L * LAYER / DEVICES  # weights that a device updates
     everything = tuple(task.name for task in tasks)
     tasks.append(Task("update", "compute", held * ADAM / MEMORY * 1e3, everything))
     return tasks
@@ -110,10 +83,8 @@ def schedule(tasks):
 
 LEFT, SCALE = 54, 20.6  # px: margin for the names of the lanes, px per ms
 HIGH, LOW = 28, 17  # heights of the two lanes
-COLOUR = {"data": DATA, "model": MODEL}
-KINDS = {"gather": "all-gather", "scatter": "reduce-scatter", "reduce": "all-reduce"}
-
-
+KINDS = {"gather": "all-gather W", "scatter": "reduce-scatter dW"}  # and what each moves
+MESH = kept(f'<tspan fill="{DATA}">data {DEVICES}</tspan>')
 PHASES = [(say("forward"), "y1"), (say("backward"), f"dx{L}"), (say("update"), "update")]
 
 
@@ -121,35 +92,19 @@ def x_of(ms):
     return LEFT + SCALE * ms
 
 
-def mark(kind, x, y, width, colour):
-    """A gather grows and is pale, a scatter shrinks and is dark, an all-reduce does both."""
+def mark(kind, x, y, width):
+    """A gather grows and is pale, a scatter shrinks and is dark."""
     small = 4  # px cut off above and below
-    left, right = {"gather": (small, 0), "scatter": (0, small), "reduce": (0, 0)}[kind]
+    left, right = {"gather": (small, 0), "scatter": (0, small)}[kind]
     points = [(x, y + left), (x + width, y + right)]
     points += [(x + width, y + LOW - right), (x, y + LOW - left)]
-    if kind == "reduce":
-        middle = x + width / 2
-        points = [points[0], (middle, y + small), points[1], points[2]]
-        points += [(middle, y + LOW - small), (x, y + LOW)]
-    opacity = {"gather": 0.22, "scatter": 0.62, "reduce": 0.45}[kind]
-    return shape(points, colour, opacity, f' stroke="{colour}" stroke-width="1"')
+    opacity = {"gather": 0.22, "scatter": 0.62}[kind]
+    return shape(points, DATA, opacity, f' stroke="{DATA}" stroke-width="1"')
 
 
 def lane(tasks, times, name):
     """(task, start, end) of one lane, in order."""
     return [(task, *times[task.name]) for task in tasks if task.lane == name]
-
-
-def mesh(strategy):
-    """The sizes of the mesh, each in the colour of its axis."""
-    axes = {"data": strategy.data, "model": strategy.model}
-    return kept(
-        " × ".join(
-            f'<tspan fill="{COLOUR[name]}">{name} {size}</tspan>'
-            for name, size in axes.items()
-            if size > 1
-        )
-    )
 
 
 def computing(tasks, y):
@@ -172,39 +127,29 @@ def computing(tasks, y):
     return drawn
 
 
-def moving(tasks, y, known):
-    """Marks on the wire, and the name of each kind below the first mark with room for it.
-
-    `known` are the kinds that a panel above has explained: there it says what they move.
-    """
-    drawn, free, named = [], LEFT, {}
-    what = {}  # (kind, axis): what it moves
-    for task, *_ in tasks:
-        kind, *_, thing = task.name.split()
-        moved = thing[:-1] or ("W" if kind == "gather" else "dW")
-        what.setdefault((kind, task.axis), {})[moved] = True
+def moving(tasks, y):
+    """Marks on the wire, and the name of each kind below the first mark with room for it."""
+    drawn, free, named = [], LEFT, set()
     for task, start, end in tasks:
-        kind, *_, thing = task.name.split()
-        x, width, key = x_of(start), x_of(end) - x_of(start) - 1, (kind, task.axis)
-        drawn.append(mark(kind, x, y, max(width, 1.2), COLOUR[task.axis]))
-        if width > 7:
-            drawn.append(text(x + width / 2, y + 12.5, thing[-1], 11, "middle"))
-        words = KINDS[kind] if key in known else f"{KINDS[kind]} {', '.join(what[key])}"
-        if key not in named and x >= free:
-            named[key], free = True, x + 6.1 * len(words) + 8
-            drawn.append(text(x, y + LOW + 13, kept(words), 11))
-    assert named.keys() == what.keys(), "a kind without a name"
-    known.update(named)
+        kind, *_, layer = task.name.split()
+        x, width = x_of(start), x_of(end) - x_of(start) - 1
+        drawn.append(mark(kind, x, y, width))
+        drawn.append(text(x + width / 2, y + 12.5, layer, 11, "middle"))
+        if kind not in named and x >= free:
+            named.add(kind)
+            free = x + 6.1 * len(KINDS[kind]) + 8
+            drawn.append(text(x, y + LOW + 13, kept(KINDS[kind]), 11))
+    assert named == KINDS.keys(), "a kind without a name"
     return drawn
 
 
-def panel(top, strategy, known):
-    tasks = step(strategy)
+def panel(top, strategy):
+    tasks = step(strategy.ahead)
     times = schedule(tasks)
     end = times["update"][1]
     waits = end - sum(task.ms for task in tasks if task.lane == "compute")
     upper, lower = top + 25, top + 25 + HIGH + 4
-    name = say("{strategy}  {mesh}", strategy=strong(strategy.title, 14), mesh=mesh(strategy))
+    name = say("{strategy}  {mesh}", strategy=strong(strategy.title, 14), mesh=MESH)
     drawn = [
         text(0, top, name, 12),
         text(284, top, kept(f"{end:.1f} ms"), 12, "end"),
@@ -219,16 +164,15 @@ def panel(top, strategy, known):
         anchor = "start" if room else "end"
         drawn.append(text(x if room else 360, upper - 5, phase, 11, anchor, opacity=0.85))
     drawn += computing(lane(tasks, times, "compute"), upper)
-    drawn += moving(lane(tasks, times, "wire"), lower, known)
+    drawn += moving(lane(tasks, times, "wire"), lower)
     said = f"{strategy.title} {end:.1f} milliseconds, of which {waits:.1f} waiting"
     return drawn, lower + LOW, said
 
 
-def panels(strategies, says, names_in_each=False):
-    parts, y, said, known = [], 13, [], set()
-    for strategy in strategies:
-        known = set() if names_in_each else known
-        drawn, bottom, words = panel(y, strategy, known)
+def draw():
+    parts, y, said = [], 13, []
+    for strategy in PREFETCH:
+        drawn, bottom, words = panel(y, strategy)
         said.append(words)
         parts += drawn
         y = bottom + 42
@@ -245,31 +189,13 @@ def panels(strategies, says, names_in_each=False):
         memory=f"{MEMORY / 1e12:.2f}",
     )
     parts.append(text(0, axis + 38, speeds, 11, opacity=0.85))
-    return figure(360, axis + 42, says.format("; ".join(said)), parts)
-
-
-def draw():
-    return {
-        "step_timelines": panels(
-            STRATEGIES,
-            "One training step of three layers on eight devices as four timelines, time to the "
-            "right, with a lane for compute and a lane for the links. {}. Data parallelism sums "
-            "gradients beside the backward pass, only the last sum is waited for, and its update "
-            "is long because every device updates every weight. Tensor parallelism waits for a sum "
-            "after each layer of the forward pass. FSDP gathers one layer ahead and scatters "
-            "gradients beside the backward pass; it waits for the first gather, for the one at the "
-            "turn and for the last scatter. FSDP with tensor parallelism has short marks of both "
-            "kinds.",
-        ),
-        "fsdp_overlap": panels(
-            PREFETCH,
-            "One training step of three layers with FSDP on eight devices as two timelines, time "
-            "to the right, with a lane for compute and a lane for the links. {}. Without prefetch "
-            "the device waits for every gather; one layer ahead, it waits for the first gather, "
-            "for the one at the turn and for the last scatter.",
-            names_in_each=True,
-        ),
-    }
+    says = (
+        "One training step of three layers with FSDP on eight devices as two timelines, time to "
+        f"the right, with a lane for compute and a lane for the links. {'; '.join(said)}. Without "
+        "prefetch the device waits for every gather; one layer ahead, it waits for the first "
+        "gather, for the one at the turn and for the last scatter."
+    )
+    return {"fsdp_overlap": figure(360, axis + 42, says, parts)}
 
 
 if __name__ == "__main__":

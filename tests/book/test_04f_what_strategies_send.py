@@ -1,14 +1,12 @@
 """The page "What each strategy sends": the bytes of one step, for three compilers."""
 
-import importlib
-
 import pytest
 
 import meshscope as ms
 from many_devices.compiled import stored_program
 from many_devices.model import strategies, tiny
 from many_devices.training import step_program
-from pages import BOOK, compiled_for_cpu
+from pages import compiled_for_cpu
 
 PAGE = "04f-what-strategies-send"
 NAMES = ["data parallel", "FSDP", "tensor parallel", "FSDP x tensor"]
@@ -78,20 +76,18 @@ def test_data_parallelism_sums_all_gradients(compiler):
 
 @pytest.mark.parametrize("compiler, size", [("gpu", 1), ("cpu", 1), ("tpu", 2)])
 def test_fsdp_gathers_the_kernels_of_the_blocks_twice(compiler, size):
-    """FSDP gathers 2.39 MB and sends 7/8 of them, 2.09 MB; the TPU's gathers are in bfloat16."""
-    assert IN_BLOCKS == 1_179_648 and GATHERED == 2_390_016
+    """And the first and the last kernel once; the TPU's gathers are in bfloat16."""
+    assert GATHERED == 2_390_016
     payload, wire = moves("train-fsdp", compiler)["all-gather", ("data",)]
     assert payload * size == GATHERED and wire == 7 / 8 * payload
-    assert f"{GATHERED / 1e6:.2f}" == "2.39" and f"{7 / 8 * GATHERED / 1e6:.2f}" == "2.09"
     types = {row["dtype"] for row in stored_program("train-fsdp")[compiler]["moves"]}
     assert ("bfloat16" in types) == (compiler == "tpu")
 
 
 def test_for_h100_gradients_are_scattered():
-    """On an H100 FSDP sends 1.06 MB for gradients of kernels, and all-reduces the small weights'."""
+    """On an H100 FSDP reduce-scatters the gradients of kernels, and all-reduces the small weights'."""
     found = moves("train-fsdp", "gpu")
     assert found["reduce-scatter", ("data",)] == (4 * KERNELS, 7 / 8 * 4 * KERNELS)
-    assert f"{7 / 8 * 4 * KERNELS / 1e6:.2f}" == "1.06"
     assert found["all-reduce", ("data",)][0] == 4 * (B_F + SMALL) + 8
 
 
@@ -125,7 +121,6 @@ def test_tensor_parallelism_sums_activations(compiler):
     activation = 4 * 64 * 96
     rest = found["all-reduce", ("model",)][0] - (2 * 4 + 1) * activation
     assert 0 < rest <= 4 * 4 * 64  # a few numbers for each row
-    assert f"{9 * 7 / 4 * activation / 1e6:.2f}" == "0.39"
 
 
 @compiled_for_cpu
@@ -180,22 +175,3 @@ def test_tensor_parallelism_sums_activations_and_not_logits(programs):
                 assert row.shape in ((rows_here,), (rows_here, 96), (64, 96))
                 seen += 1
     assert seen
-
-
-# The figure
-
-
-def test_in_an_ideal_schedule_tensor_parallelism_waits_most(monkeypatch):
-    """Data parallelism waits least and takes longest, because its update is the longest."""
-    monkeypatch.syspath_prepend(BOOK / "figures")
-    figure = importlib.import_module("step_timelines")
-    waits, takes, updates = {}, {}, {}
-    for strategy in figure.STRATEGIES:
-        tasks = figure.step(strategy)
-        end = figure.schedule(tasks)["update"][1]
-        takes[strategy.title] = end
-        waits[strategy.title] = end - sum(task.ms for task in tasks if task.lane == "compute")
-        updates[strategy.title] = tasks[-1].ms
-    assert max(waits, key=waits.get) == "Tensor parallel"
-    assert min(waits, key=waits.get) == "Data parallel" == max(takes, key=takes.get)
-    assert max(updates, key=updates.get) == "Data parallel"
