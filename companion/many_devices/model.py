@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+init = nnx.initializers.lecun_normal()
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -61,36 +63,43 @@ def pinned(x, strategy, features=None):
     return jax.lax.with_sharding_constraint(x, jax.P("data", features))
 
 
+def rms_norm(x_BD, scale_D):
+    """Divide each row by its root mean square, in float32, and multiply by learned scales."""
+    x32_BD = x_BD.astype("float32")
+    rms_B1 = jnp.sqrt(jnp.mean(x32_BD**2, -1, keepdims=True) + 1e-6)
+    return (x32_BD / rms_B1 * scale_D).astype(x_BD.dtype)
+
+
 class Block(nnx.Module):
     def __init__(self, config, strategy, rngs):
-        D, F = config.D, config.F
-        init = nnx.initializers.lecun_normal()
-        fsdp = strategy.fsdp
-        self.scale_D = nnx.Param(jnp.ones(D), out_sharding=(None,))
+        D, F, fsdp = config.D, config.F, strategy.fsdp
         self.w_DF = nnx.Param(init(rngs.params(), (D, F)), out_sharding=(fsdp, "model"))
-        self.b_F = nnx.Param(jnp.zeros(F), out_sharding=("model",))
         self.w_FD = nnx.Param(init(rngs.params(), (F, D)), out_sharding=("model", fsdp))
+        self.b_F = nnx.Param(jnp.zeros(F), out_sharding=("model",))
         self.b_D = nnx.Param(jnp.zeros(D), out_sharding=(None,))
+        self.scale_D = nnx.Param(jnp.ones(D), out_sharding=(None,))
 
     def __call__(self, x_BD):
-        x32_BD = x_BD.astype("float32")  # in bfloat16 a mean of squares is too coarse
-        rms_B1 = jnp.sqrt(jnp.mean(x32_BD**2, -1, keepdims=True) + 1e-6)
-        norm_BD = (x32_BD / rms_B1 * self.scale_D).astype(x_BD.dtype)
+        norm_BD = rms_norm(x_BD, self.scale_D)
         h_BF = jax.nn.silu(norm_BD @ self.w_DF + self.b_F)
         return x_BD + h_BF @ self.w_FD + self.b_D
 
 
+def make_stack(config, strategy, rngs):
+    """One Block whose weights have a first dimension L, the layers."""
+
+    def make_layer(rngs):
+        return Block(config, strategy, rngs)
+
+    over_layers = nnx.vmap(make_layer, transform_metadata={nnx.PARTITION_NAME: None})
+    return over_layers(rngs.split(config.L))
+
+
 class Model(nnx.Module):
     def __init__(self, config, strategy, rngs):
-        I, D, V = config.I, config.D, config.V
-        init = nnx.initializers.lecun_normal()
-        fsdp = strategy.fsdp
+        I, D, V, fsdp = config.I, config.D, config.V, strategy.fsdp
         self.w_ID = nnx.Param(init(rngs.params(), (I, D)), out_sharding=("model", fsdp))
-        stack = nnx.vmap(
-            lambda rngs: Block(config, strategy, rngs),
-            transform_metadata={nnx.PARTITION_NAME: None},
-        )
-        self.blocks = stack(rngs.split(config.L))
+        self.blocks = make_stack(config, strategy, rngs)
         self.w_DV = nnx.Param(init(rngs.params(), (D, V)), out_sharding=(fsdp, "model"))
         self.strategy = strategy
 
@@ -111,7 +120,8 @@ def loss_of(model, batch):
     x_BI, labels_B, weights_B = batch
     logits_BV = model(x_BI).astype("float32")
     class_V = jnp.arange(logits_BV.shape[-1])
-    log_p_BV = jax.nn.log_softmax(jnp.where(class_V < 10, logits_BV, -jnp.inf))
+    digits_BV = jnp.where(class_V < 10, logits_BV, -jnp.inf)
+    log_p_BV = jax.nn.log_softmax(digits_BV)
     is_label_BV = labels_B[:, None] == class_V  # each device asks its own classes
     correct_B = jnp.where(is_label_BV, log_p_BV, 0).sum(-1)
     return -(correct_B * weights_B).sum() / weights_B.sum()

@@ -54,6 +54,28 @@ def runs(page):
     return page.runs | {name: page.train(one, epochs=1) for name, one in missing.items()}
 
 
+# The model before it is trained
+
+
+def test_a_stack_is_a_block_whose_arrays_have_a_first_dimension(page):
+    """A block keeps the shape; in a stack each block has its own weights, and L the entry None."""
+    assert page.block.w_DF.shape == (96, 384) and page.y_BD.shape == (64, 96)
+    strategy = page.strategies["FSDP"]
+    with jax.set_mesh(strategy.mesh()):
+        blocks = page.make_stack(page.tiny, strategy, nnx.Rngs(0))
+    assert blocks.w_DF.shape == page.model.blocks.w_DF.shape == (4, 96, 384)
+    assert blocks.w_DF.out_sharding == (None, "data", "model")
+    assert not np.array_equal(blocks.w_DF[0], blocks.w_DF[1])
+
+
+def test_before_training_the_loss_is_about_ln_10(page):
+    """That of ten equal probabilities; the first step returns it too, and is counted."""
+    with jax.set_mesh(page.mesh):
+        untrained = page.loss_of(page.after("loss").model, page.batch)
+    assert abs(untrained - np.log(10)) < 0.1 and np.isclose(page.loss, untrained, rtol=1e-5)
+    assert page.optimizer.step[...] == 1
+
+
 # The first training run
 
 
@@ -196,8 +218,8 @@ def test_the_pieces_have_the_shapes_of_the_figure(page):
 
 
 def test_in_how_many_pieces_the_weights_are(page):
-    """Of 302,592 numbers of kernels and 2,304 of biases and scales, FSDP shards only the kernels."""
-    assert (KERNELS, B_F, SMALL) == (302_592, 1_536, 768) and B_F + SMALL == 2_304
+    """FSDP shards only the kernels; biases and scales are fewer than 1 % of the numbers."""
+    assert B_F + SMALL < 0.01 * (KERNELS + B_F + SMALL)
     pieces = {  # of kernels, b_F, scale_D and b_D
         "data parallel": (1, 1, 1),
         "FSDP": (8, 1, 1),
@@ -219,13 +241,12 @@ def test_in_how_many_pieces_the_weights_are(page):
 
 
 def test_what_a_device_stores(page):
-    """12 bytes for each number that a device has, and two counters; the prediction's arithmetic."""
-    assert KERNELS // 8 + B_F + SMALL == 40_128 and 12 * 40_128 + 8 == 481_544
+    """12 bytes for each number that a device has, and two counters."""
     assert 12 * (KERNELS + B_F + SMALL) + 8 == 3_658_760 == 8 * 457_345
     expected = {
         "one device": 3_658_760,
         "data parallel": 3_658_760,
-        "FSDP": 481_544,
+        "FSDP": 12 * (KERNELS // 8 + B_F + SMALL) + 8,
         "tensor parallel": 12 * (KERNELS // 8 + B_F // 8 + SMALL) + 8,
         "FSDP x tensor": 12 * (KERNELS // 8 + B_F // 4 + SMALL) + 8,
     }
