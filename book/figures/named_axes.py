@@ -1,14 +1,16 @@
-"""Figures of the chapter about logical axes: names and two tables; weights by tables, as a grid.
+"""Figures of the pages about logical axes: names and two tables; weights by tables, as grids.
 
-Tables and names are the chapter's own: its cells are run. The dimensions of each weight are listed
-here; tests of the chapter compare the specs that follow with every weight of the model.
+Tables and names are the pages' own: their cells are run. The dimensions of each weight are listed
+here; tests of the pages compare the specs that follow with every weight of their models.
 """
 
 import jax
 from kit import DATA, INK, MODEL, arrow, figure, frame, kept, line, lines, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("06-logical-axes", "imports", "rules", "tables")
+STRATEGIES = run_cells("06-logical-axes", "imports", "rules", "tables")["strategies"]
+OF_MLP = {name: rules for name, (rules, _) in STRATEGIES.items()}
+OF_TRANSFORMER = run_cells("06a-choosing-tables", "tables")["tables"]
 COLOUR = {"data": DATA, "model": MODEL}
 NAME_OF = {"B": "batch", "D": "embed", "F": "hidden", "H": "heads", "C": "head_size", "V": "vocab"}
 
@@ -75,7 +77,15 @@ def logical_axes():
     return figure(360, 208, says, drawn)
 
 
-ROWS = [  # what it is called, its dimensions
+# What it is called, its dimensions. A small letter: this dimension is not named.
+SMALL = [
+    (kept("w_DF"), "DF"),
+    (kept("b_F"), "F"),
+    (kept("w_FD"), "FD"),
+    None,  # from here on activations
+    (kept("x_BD"), "Bd"),
+]
+ROWS = [
     (kept("w_ID"), "ID"),
     (kept("place_SD"), "SD"),
     (say("two scales"), "D"),
@@ -86,7 +96,7 @@ ROWS = [  # what it is called, its dimensions
     (kept("w_FD"), "FD"),
     (kept("b_D"), "D"),
     (kept("w_DV"), "DV"),
-    None,  # from here on activations, whose D is not named
+    None,
     (kept("x_BSD"), "BSd"),
     (kept("logits_BV"), "BV"),
 ]
@@ -115,7 +125,7 @@ def boxes(x, y, dimensions, rules):
     return drawn
 
 
-def named_grid():
+def grid(rows, tables, says):
     """Rows are weights and activations, columns are tables."""
     drawn = []
     for number, words in enumerate(COLUMNS.values()):
@@ -123,7 +133,7 @@ def named_grid():
         y = 14 if "\n" in words else 21
         drawn += lines(x, y, 14, words, 11.5, bold=True)
     y = TOP
-    for entry in ROWS:
+    for entry in rows:
         if entry is None:
             drawn.append(line([(0, y + 1), (360, y + 1)], more=' stroke-opacity=".35"'))
             y += 8
@@ -131,7 +141,7 @@ def named_grid():
         name, dimensions = entry
         drawn.append(text(0, y + 13, name, 12))
         for number, table in enumerate(COLUMNS):
-            drawn += boxes(LEFT + WIDE * number, y, dimensions, PAGE["tables"][table])
+            drawn += boxes(LEFT + WIDE * number, y, dimensions, tables[table])
         y += HIGH
     key = [
         ("data", say("sharded along {axis}", axis=kept("data")), 0),
@@ -145,13 +155,29 @@ def named_grid():
         else:
             drawn.append(frame(x, y, SIDE, SIDE, INK, opacity=0.4))
         drawn.append(text(x + SIDE + 6, y + 13, words, 12))
+    return figure(360, y + SIDE + 4, says, drawn)
+
+
+def mlp_grid():
+    """The MLP of the chapter, and the batch."""
+    says = (
+        "A grid. Rows are the three weights of the MLP and, below a line, the batch, each with a "
+        "box for every dimension. Columns are four tables. Data parallel: only B of the batch is "
+        "blue. FSDP: every D of a weight is blue, and B of the batch. Tensor parallel: every F is "
+        "orange. FSDP with tensor: both. D of the batch is always whole."
+    )
+    return grid(SMALL, OF_MLP, says)
+
+
+def named_grid():
+    """The transformer of the page about choosing a table, and two activations."""
     says = (
         "A grid. Rows are the weights of the model and, below a line, two activations, each with a "
         "box for every dimension. Columns are four tables. Data parallel: only B of activations is "
         "blue. FSDP: every D of a weight is blue, and B of activations. Tensor parallel: every F, "
         "H and V is orange. FSDP with tensor: both. D of an activation, and C, are always whole."
     )
-    return figure(360, y + SIDE + 4, says, drawn)
+    return grid(ROWS, OF_TRANSFORMER, says)
 
 
 def letters(x, y, dimensions, cut):
@@ -206,7 +232,12 @@ def head_size():
 
 
 def draw():
-    return {"logical_axes": logical_axes(), "named_grid": named_grid(), "head_size": head_size()}
+    return {
+        "logical_axes": logical_axes(),
+        "mlp_grid": mlp_grid(),
+        "named_grid": named_grid(),
+        "head_size": head_size(),
+    }
 
 
 if __name__ == "__main__":

@@ -12,11 +12,24 @@ from flax import nnx
 import meshscope as ms
 from many_devices.compiled import stored_program
 from many_devices.helpers import attempt
-from many_devices.logical import Config, Rules, large, make, mesh_of, step_program, tiny
+from many_devices.logical import (
+    Attention,
+    Config,
+    Model,
+    Rules,
+    large,
+    make,
+    make_model,
+    mesh_of,
+    step_program,
+    tiny,
+)
 from many_devices.training import sent_mb
 from pages import compiled_for_cpu
+from traced import equations
 
 PAGE = "06a-choosing-tables"
+P = jax.P
 IMAGES = 64  # of the stored programs of the large model
 TOKENS_OF_AN_IMAGE = 16
 RING = 7 / 8  # of the whole, which a device of eight sends in a gather or a reduce-scatter
@@ -57,6 +70,113 @@ def bytes_of(config, rules, mesh):
             numbers *= size // math.prod(mesh.shape[axis] for axis in axes)
         total += 4 * numbers
     return total
+
+
+# The model and its names
+
+
+def test_queries_are_named_embed_heads_and_head_size(page):
+    """With embed along data and heads along model, w_q_DHC is sharded in both, head_size in none."""
+    with jax.set_mesh(page.meshes["FSDP x tensor"]):
+        layer = Attention(tiny, Rules(embed="data", heads="model"), nnx.Rngs(0))
+    assert layer.w_q_DHC.sharding.spec == P("data", "model", None)
+    assert layer.w_q_DHC.sharding.shard_shape(layer.w_q_DHC.shape) == (48, 2, 12)
+
+
+def test_the_model_constrains_the_output_of_each_block(page):
+    """By the table: what goes into the first block, what leaves each, the logits; `Model` has none."""
+    rules, mesh = page.tables["FSDP x tensor"], page.meshes["FSDP x tensor"]
+    x_BSI = np.zeros((8, tiny.S, tiny.I), "float32")
+    with jax.set_mesh(mesh):
+        model = nnx.eval_shape(functools.partial(make_model, tiny, rules))
+        jaxpr = jax.make_jaxpr(type(model).__call__)(model, x_BSI).jaxpr
+        plain = jax.make_jaxpr(Model.__call__)(model, x_BSI).jaxpr
+    found = [
+        (tuple(eqn.params["sharding"].spec), eqn.outvars[0].aval.shape, times)
+        for eqn, times in equations(jaxpr, "sharding_constraint")
+    ]
+    B, S, D, V, L = 8, tiny.S, tiny.D, tiny.V, tiny.L
+    batch = ("data", None, None), (B, S, D)
+    assert found == [(*batch, 1), (*batch, L), (("data", "model"), (B, V), 1)]
+    assert not list(equations(plain, "sharding_constraint"))
+
+
+def test_attention_computes_what_flax_computes(page):
+    """With the same kernels, Attention gives the numbers of nnx.MultiHeadAttention."""
+    with jax.set_mesh(page.meshes["one device"]):
+        ours = Attention(tiny, Rules(), nnx.Rngs(0))
+    theirs = nnx.MultiHeadAttention(tiny.H, tiny.D, decode=False, rngs=nnx.Rngs(0))
+    for part, name in [
+        (theirs.query, "w_q_DHC"),
+        (theirs.key, "w_k_DHC"),
+        (theirs.value, "w_v_DHC"),
+        (theirs.out, "w_o_HCD"),
+    ]:
+        part.kernel.set_value(np.asarray(getattr(ours, name)))  # biases are zero
+    x_BSD = np.random.default_rng(0).normal(size=(2, tiny.S, tiny.D)).astype("float32")
+    np.testing.assert_allclose(ours(x_BSD), theirs(x_BSD), atol=1e-5)
+
+
+BY_HAND = {  # the spec of each weight, by the letters of its dimensions; those left out are whole
+    "one device": {},
+    "data parallel": {},
+    "FSDP": {
+        "ID": P(None, "data"),
+        "SD": P(None, "data"),
+        "D": P("data"),
+        "DHC": P("data", None, None),
+        "HCD": P(None, None, "data"),
+        "DF": P("data", None),
+        "FD": P(None, "data"),
+        "DV": P("data", None),
+    },
+    "tensor parallel": {
+        "F": P("model"),
+        "DHC": P(None, "model", None),
+        "HCD": P("model", None, None),
+        "DF": P(None, "model"),
+        "FD": P("model", None),
+        "DV": P(None, "model"),
+    },
+    "FSDP x tensor": {
+        "ID": P(None, "data"),
+        "SD": P(None, "data"),
+        "D": P("data"),
+        "F": P("model"),
+        "DHC": P("data", "model", None),
+        "HCD": P("model", None, "data"),
+        "DF": P("data", "model"),
+        "FD": P("model", "data"),
+        "DV": P("data", "model"),
+    },
+}
+
+
+def abstract_weights(make, mesh):
+    return nnx.to_flat_state(nnx.get_abstract_model(make, mesh)[1])
+
+
+def test_each_table_places_every_weight_as_written_by_hand(page):
+    """Under each table all 13 weights have the specs that the picture shows, as Flax's context too."""
+
+    class Named(Model):  # keeps names, for Flax's context to look up
+        def __init__(self):
+            super().__init__(tiny, lambda *names: names, nnx.Rngs(0))
+
+    assert page.tables.keys() == BY_HAND.keys() == page.meshes.keys()
+    for name, rules in page.tables.items():
+        mesh = page.meshes[name]
+        by_object = abstract_weights(functools.partial(make_model, tiny, rules), mesh)
+        with nnx.logical_axis_rules(tuple(vars(rules).items())):
+            by_context = abstract_weights(Named, mesh)
+        assert len(by_object) == len(by_context) == 13
+        for (path, ours), (_, flax) in zip(by_object, by_context, strict=True):
+            letters = path[-1].split("_")[-1]  # w_q_DHC: DHC
+            spec = BY_HAND[name].get(letters, P())
+            spec = P(None, *spec) if path[0] == "blocks" else spec  # the axis of layers
+            wanted = jax.NamedSharding(mesh, spec)
+            assert ours.sharding.is_equivalent_to(wanted, ours.ndim), (name, path)
+            assert flax.sharding.is_equivalent_to(wanted, ours.ndim), (name, path)
 
 
 # What a device holds
