@@ -3,7 +3,7 @@
 A line is a row of the batch, a square a position. The rows' positions are those of the page's example.
 """
 
-from kit import DATA, INK, figure, kept, line, rect, say, text, write
+from kit import DATA, INK, figure, line, rect, say, text, write
 from page_cells import run_cells
 
 PAGE = run_cells("15a-divide-cache", "imports", "mesh", "example")
@@ -34,7 +34,8 @@ def draw():
     for device in range(DEVICES):
         first, end = SIZE_HERE * device, SIZE_HERE * (device + 1) - 1
         left, right = left_of(first), left_of(end) + SIZE
-        parts.append(text((left + right) / 2, 14, kept(f"group {device}"), 12, "middle", True))
+        name = say("device {number}", number=device)  # of the first group
+        parts.append(text((left + right) / 2, 14, name, 12, "middle", True))
         for position in (first, end):
             x = left_of(position) + SIZE / 2
             parts.append(text(x, TOP - 8, str(position), 11, "middle", opacity=0.8))

@@ -3,8 +3,7 @@
 The lengths of the queues are those of the page's tokens. A column is a device, a row one queue of Q
 slots, filled as far as tokens are in it. A row is an expert, or after the first exchange the device
 that the tokens come from. Blue are the tokens of one device, grey those of the others. A number says
-how many tokens are meant for a queue: at first for every queue, and then for the blue ones, which
-have at most Q.
+how many tokens are meant for a blue queue, and after the first panel how many it has, at most Q.
 """
 
 import numpy as np
@@ -42,7 +41,7 @@ def panel(y, title, first_row, lengths, followed, overflows=False):
             length = lengths[device][row]
             over = overflows and length > Q
             drawn += queue(x, y + 21 + ROW * row, length, followed(device, row), over)
-            if overflows or followed(device, row):
+            if followed(device, row):
                 count = kept(str(length if overflows else min(length, Q)))
                 drawn.append(text(x + WIDE + 4, y + 30 + ROW * row, count, 11, bold=over))
     return drawn, y + 21 + ROW * N

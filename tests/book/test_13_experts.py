@@ -14,8 +14,9 @@ from flax import nnx
 import meshscope as ms
 from compared import assert_same
 from defined import functions, shown
+from many_devices import experts
 from many_devices.compiled import stored_program
-from many_devices.experts import loss_of
+from many_devices.experts import dense_mixture, loss_of
 from pages import BOOK, cells_of, check_exercise, exercises_of
 
 PAGE = "13-experts"
@@ -309,6 +310,7 @@ def test_at_a_factor_of_4_three_quarters_are_padding(page):
 
     with mock.patch.dict(page.variables, feed_forward=counted):
         forward(page, page.mesh, 64).lower(page.params, page.x_BD)
+    with mock.patch.object(experts, "feed_forward", counted):
         page.dense_mixture(page.params, page.x_BD)
     assert rows == [512, 8 * 512] and rows[0] == rows[1] // devices
 
@@ -456,7 +458,8 @@ def test_the_file_has_the_functions_of_the_page():
     """Every function of examples/experts.py is on the page as it is, or the page imports it."""
 
     on_page = shown(PAGE, functions) | shown("13b-load-balance", functions)
-    on_page |= functions(inspect.getsource(loss_of))
+    for imported in (loss_of, dense_mixture):
+        on_page |= functions(inspect.getsource(imported))
     in_file = functions(FILE.read_text("utf-8"))
     del in_file["main"]
     assert in_file.keys() >= {"route", "mixture", "dense_mixture", "program_on", "capacity"}

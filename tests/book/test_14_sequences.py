@@ -213,6 +213,18 @@ def test_the_general_block_is_that_of_two_devices_with_heads_and_a_mask(page):
         np.testing.assert_allclose(found[0, 0, 0], wanted, rtol=1e-5)
 
 
+def test_a_block_of_masked_keys_adds_nothing(page):
+    """Merged with a block that is seen, it changes nothing; with -inf in its place, NaN."""
+    q, k, v = (x[None, :, None] for x in (page.q, page.k, page.v))
+    seen = page.unfinished_attention(q, k, v, jnp.full(4, 9), jnp.arange(4))
+    hidden = page.unfinished_attention(q, k, v, jnp.full(4, -1), jnp.arange(4))
+    assert np.all(hidden[0] == np.float32(-1e30))
+    for pair in ((seen, hidden), (hidden, seen)):
+        np.testing.assert_allclose(page.finish(page.merge(*pair)), page.finish(seen), rtol=1e-6)
+    top, total, out = page.part(jnp.full((1, 1), -jnp.inf), jnp.ones((1, 1)), jnp.ones((1, 1)))
+    assert top == -jnp.inf and np.isnan(total) and np.isnan(out)
+
+
 def test_the_figures_show_who_has_what(page, monkeypatch):
     """The blocks of keys after each message, and rows and columns before and after all_to_all."""
     monkeypatch.syspath_prepend(BOOK / "figures")

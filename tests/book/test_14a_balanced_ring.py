@@ -1,5 +1,6 @@
 """The page "A balanced ring", and the program of chapter 14 in examples/ring_attention.py."""
 
+import inspect
 import re
 from unittest import mock
 
@@ -10,6 +11,7 @@ import pytest
 
 import meshscope as ms
 from defined import functions, program_at, shown
+from many_devices import sequences
 from pages import BOOK, check_exercise, exercises_of
 from traced import waits_of
 
@@ -146,8 +148,9 @@ def test_in_reading_order_it_is_wrong_without_an_error(page):
 
 
 def test_the_file_has_the_functions_of_the_pages():
-    """Every function of examples/ring_attention.py, except `main`, is on a page as it is."""
-    on_pages = shown("14-sequences", functions) | shown(PAGE, functions)
+    """Every function of examples/ring_attention.py, except `main`, is on a page, or imported there."""
+    on_pages = functions(inspect.getsource(sequences))
+    on_pages |= shown("14-sequences", functions) | shown(PAGE, functions)
     in_file = functions(FILE.read_text("utf-8"))
     del in_file["main"]
     assert in_file == {name: on_pages[name] for name in in_file}

@@ -43,7 +43,17 @@ def test_position_20_is_in_slot_4_of_the_second_device(page):
     indices = spec.devices_indices_map(page.cache["k"].shape)
     holders = [device for device, index in indices.items() if 20 in range(32)[index[2]]]
     grid = page.serving.devices
-    assert set(holders) == set(grid[:, :, 1].flat)
+    assert set(holders) == set(grid[:, 1])
+    assert page.position_BS[1, 0] == 20 and 5 - 16 == -11 == 5 - shape[2]
+
+
+def test_each_row_of_the_mesh_is_a_group_with_one_key_value_head(page):
+    """Devices 0 and 1 hold copies of the same head, and devices 2 and 3 of the other."""
+    ids = [[device.id for device in group] for group in page.serving.devices]
+    assert ids == [[0, 1], [2, 3]]
+    heads = {s.device.id: s.index[3] for s in page.copies["k"].addressable_shards}
+    assert heads[0] == heads[1] != heads[2] == heads[3]
+    assert page.copies["k"].addressable_shards[0].data.shape == (1, 4, 32, 1, 16)
 
 
 def test_a_slot_beyond_the_end_is_dropped_and_a_negative_one_is_not(page):
@@ -59,7 +69,7 @@ def test_a_slot_beyond_the_end_is_dropped_and_a_negative_one_is_not(page):
 def test_without_the_maximum_large_scores_overflow(page):
     """With scores in the hundreds, the softmax is that of NumPy in float64."""
     score = 200 * np.random.default_rng(1).standard_normal((8, 1, 1, 4, 32)).astype("float32")
-    spec = P("data", None, None, None, "group")
+    spec = P(None, None, None, None, "group")
     shared = jax.jit(
         jax.shard_map(page.softmax_over_group, mesh=page.serving, in_specs=spec, out_specs=spec)
     )(score)
@@ -82,7 +92,7 @@ def sent(program, mesh):
 def test_the_four_collectives_send_512_64_64_and_512_bytes(page):
     """Queries of a device; a maximum and a sum for 4 rows of 4 heads; half of what is scattered."""
     gathered, numbers = 4 * 2 * 16 * 4, 4 * 4 * 4
-    found = sent(page.program, page.serving)
+    found = sent(page.divided.lower(*page.given).compile(), page.serving)
     assert found == [
         ("all-gather", gathered),
         ("all-reduce", numbers),
@@ -138,11 +148,12 @@ def test_in_the_model_of_the_example_all_give_the_tokens_of_no_cache(page, monke
     length_B = np.array([5, 9, 3, 12, 7, 10, 4, 8], "int32")
     prompts_BS = random.integers(serve.V, size=(serve.B, 12)).astype("int32")
     tokens, logits = serve.generate_uncached(weights, prompts_BS, length_B, 4)
-    for attend, spec, held in [
-        (page.attend, page.COPIES, 49_152),
-        (page.attend_rows, page.ROWS, 24_576),
-        (page.attend_positions, page.POSITIONS, 24_576),
+    for attend, on_page, of_rows, held in [
+        (page.attend, page.COPIES, "data", 49_152),
+        (page.attend_rows, page.ROWS, ("data", "group"), 24_576),
+        (page.attend_positions, page.POSITIONS, "data", 24_576),
     ]:
+        spec = P(None, of_rows, *on_page[2:])  # the program's mesh divides the rows along data too
         model, cache = serve.make_forward(attend, spec), serve.make_cache(spec)
         assert ms.memory(cache).bytes_per_device == held
         found = serve.generate(model, weights, cache, prompts_BS, length_B, 4)
@@ -161,8 +172,8 @@ def test_the_size_of_group_must_divide_the_positions(page):
 
 
 def test_the_size_of_group_must_divide_the_rows_of_a_replica(page):
-    """Six rows are three for each replica, and two devices cannot divide them."""
-    first = [x[:6] for x in (page.q_BSHC, page.k_BSKC, page.v_BSKC)]
-    cache = {name: array[:, :6] for name, array in page.cache.items()}
+    """Two devices cannot divide three rows."""
+    first = [x[:3] for x in (page.q_BSHC, page.k_BSKC, page.v_BSKC)]
+    cache = {name: array[:, :3] for name, array in page.cache.items()}
     with pytest.raises(ValueError, match="divisible"):
-        page.with_rows(*first, cache, page.position_BS[:6])
+        page.with_rows(*first, cache, page.position_BS[:3])
