@@ -163,10 +163,9 @@ def test_annotated_the_program_needs_one_eighth_of_the_memory(page):
 @compiled_for_cpu
 def test_for_cpu_the_temporaries_are_three_pieces(page):
     """101 MB of temporaries: three times the piece of 34 MB."""
-    temporaries = ms.memory(page.compiled(page.annotated)).temporaries
-    piece = 4 * 4096 * 16384 // 8
-    assert 2.9 * piece < temporaries < 3.1 * piece and f"{temporaries / 1e6:.0f}" == "101"
-    assert page.cpu.temporaries == temporaries  # as printed
+    memory, piece = page.memory, 4 * 4096 * 16384 // 8  # as printed
+    assert 2.9 * piece < memory.temporaries < 3.1 * piece
+    assert [f"{size / 1e6:.0f}" for size in (memory.outputs, memory.temporaries)] == ["34", "101"]
 
 
 def test_h100_and_tpu_need_hardly_any_temporaries():
