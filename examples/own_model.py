@@ -90,9 +90,8 @@ def mesh_of(devices):
 
 
 def loss_of(model, tokens_BS):
-    logits_BSV = model(tokens_BS[:, :-1])
-    targets_BS = tokens_BS[:, 1:]
-    return optax.softmax_cross_entropy_with_integer_labels(logits_BSV, targets_BS).mean()
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return cross_entropy(model(tokens_BS[:, :-1]), tokens_BS[:, 1:]).mean()
 
 
 def step(model, optimizer, tokens_BS):
@@ -107,7 +106,8 @@ def compiled_step(model, optimizer):
     return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 
 
-TEXT = np.frombuffer(inspect.getsource(nnx.MultiHeadAttention).encode(), np.uint8).astype("int32")
+source = inspect.getsource(nnx.MultiHeadAttention)
+TEXT = np.frombuffer(source.encode(), np.uint8).astype("int32")
 
 
 def batch_of(number, mesh, size=16, length=65):
@@ -124,7 +124,7 @@ def train(model, optimizer, mesh, until):
         train_step = compiled_step(model, optimizer)
         for number in range(int(optimizer.step[...]), until):
             model, optimizer, losses[number] = train_step(model, optimizer, batch_of(number, mesh))
-    return model, optimizer, {number: float(loss) for number, loss in losses.items()}
+    return model, optimizer, jax.device_get(losses)
 
 
 def check_weights(model, mesh):
@@ -137,17 +137,12 @@ def check_steps(optimizer, steps):
     assert optimizer.step[...] == steps, "the step does not return the optimizer"
 
 
-def program_of(model, optimizer, mesh, tokens_BS):
-    """Compile the step for this batch."""
+def check_moves(model, optimizer, mesh, tokens_BS):
     with jax.set_mesh(mesh):
         train_step = compiled_step(model, optimizer)
-        return train_step.lower(model, optimizer, tokens_BS).compile()
-
-
-def check_moves(program, model):
-    weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    shapes = {weight.shape for _, weight in weights}
+        program = train_step.lower(model, optimizer, tokens_BS).compile()
     moved = {collective.shape for collective in ms.collectives(program)}
+    shapes = {weight.shape for weight in jax.tree.leaves(nnx.state(model, nnx.Param))}
     others = sorted(moved - shapes - {()})
     assert not others, f"activations move: {others}"
 
@@ -156,7 +151,7 @@ def check(model, optimizer, mesh, steps):
     """Check for three silent mistakes; raise AssertionError if one was made."""
     check_weights(model, mesh)
     check_steps(optimizer, steps)
-    check_moves(program_of(model, optimizer, mesh, batch_of(0, mesh)), model)
+    check_moves(model, optimizer, mesh, batch_of(0, mesh))
 
 
 def save(path, model, optimizer):
