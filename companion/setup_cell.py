@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "a820c07dd13b52d310d4f13dd20f56e779bd9c4174112d2718d0ddd06cf01e8a"
+SHA256 = "7c3226b05a2bf2f53502f418681ac86fbbb9f11bae332e06a690eb88ab9c91a2"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
