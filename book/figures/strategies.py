@@ -3,69 +3,61 @@
 from kit import DATA, INK, MODEL, figure, frame, kept, line, lines, rect, say, shape, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("strategies", "models", "state", "activations", "strategies", "per-device")
+PAGE = run_cells("strategies", "models", "state", "activations")
 MACHINES = run_cells("communication-bound", "machines")["machines"]
-MODELS = {"1B": PAGE["llama_1b"], "8B": PAGE["llama_8b"]}
-TOKENS = 4096
+DASHED = ' stroke-dasharray="3 3"'
 LAYER = 218_112_000  # weights in one layer of the 8B model
 SHADES = {"weights": 0.9, "gradients": 0.66, "masters": 0.44, "moments": 0.25, "activations": 0.1}
-DEVICES = {16: "TPU v5e", 80: "H100", 192: "MI300X"}  # GB
-
-
-def parts_of(m):
-    """{what is stored: GB} on one device that trains the model alone."""
-    gb = {name: size * m.weights / 1e9 for name, size in PAGE["STATE"].items()}
-    gb["activations"] = (PAGE["layer_inputs"](m, TOKENS) + PAGE["logits"](m, TOKENS)) / 1e9
-    return gb
+DEVICES = {80: "H100", 192: "MI300X"}  # GB
 
 
 def training_memory():
-    """Two stacked bars, three lines, and a key that is also the table of numbers."""
-    left, right, most, tall = 30, 356, 210, 34
+    """A stacked bar, two lines, and a key that is also the table of numbers."""
+    left, right, most, tall = 6, 356, 200, 34
     scale = (right - left) / most
-    stored = {name: parts_of(m) for name, m in MODELS.items()}
+    stored = {name: size * PAGE["N"] / 1e9 for name, size in PAGE["STATE"].items()}
+    stored["activations"] = PAGE["activations"] / 1e9
+    total = sum(stored.values())
     drawn = []
     for gb, device in DEVICES.items():
-        x = left + gb * scale
-        drawn.append(line([(x, 34), (x, 136)], more=' stroke-dasharray="3 3"'))
+        x, end = (left + gb * scale, "middle") if gb < 100 else (left + gb * scale + 8, "end")
+        drawn.append(line([(left + gb * scale, 34), (left + gb * scale, 88)], more=DASHED))
         drawn += [
-            text(x, 12, kept(f"{gb} GB"), 12, "middle", bold=True),
-            text(x, 27, kept(device), 11, "middle"),
+            text(x, 12, kept(f"{gb} GB"), 12, end, bold=True),
+            text(x, 27, kept(device), 11, end),
         ]
-    for number, (name, gb) in enumerate(stored.items()):
-        x, y = left, 44 + 48 * number
-        drawn.append(text(0, y + 22, kept(name), 14, bold=True))
-        for part, size in gb.items():
-            drawn.append(rect(x, y, size * scale, tall, INK, SHADES[part]))
-            x += size * scale
-        drawn.append(frame(left, y, x - left, tall, opacity=0.7))
-        drawn.append(text(x + 5, y + 22, kept(f"{sum(gb.values()):.1f} GB"), 12, bold=True))
-    y = 164
-    drawn += [text(220, y, "1B", 12, "end", True), text(300, y, "8B", 12, "end", True)]
+    x = left
+    for part, size in stored.items():
+        drawn.append(rect(x, 44, size * scale, tall, INK, SHADES[part]))
+        x += size * scale
+    drawn.append(frame(left, 44, x - left, tall, opacity=0.7))
+    y = 98
     for part, shade in SHADES.items():
         y += 18
         drawn += [rect(left, y - 10, 12, 12, INK, shade), frame(left, y - 10, 12, 12, opacity=0.7)]
         drawn.append(text(left + 19, y, say(part), 12))
-        for x, gb in zip((220, 300), stored.values(), strict=True):
-            drawn.append(text(x, y, kept(f"{gb[part]:.1f} GB"), 12, "end"))
+        drawn.append(text(220, y, kept(f"{stored[part]:.1f} GB"), 12, "end"))
     y += 20
     drawn.append(text(left + 19, y, say("total"), 12, bold=True))
-    for x, gb in zip((220, 300), stored.values(), strict=True):
-        drawn.append(text(x, y, kept(f"{sum(gb.values()):.1f} GB"), 12, "end", True))
-    spoken = ". ".join(
-        f"{name}: {sum(gb.values()):.1f} GB, of which "
-        + ", ".join(f"{part} {size:.1f}" for part, size in gb.items())
-        for name, gb in stored.items()
-    )
+    drawn.append(text(220, y, kept(f"{total:.1f} GB"), 12, "end", True))
+    spoken = ", ".join(f"{part} {size:.1f}" for part, size in stored.items())
     says = (
-        "Two stacked bars of memory in GB, with lines at 16, 80 and 192 GB. "
-        f"{spoken}. The 1B model fits 80 GB but not 16; the 8B model fits 192 GB but not 80."
+        "A stacked bar of memory in GB, with lines at 80 and 192 GB. "
+        f"In total it is {total:.1f} GB, of which {spoken}. "
+        "So the 8B model needs more than 80 GB and less than 192."
     )
     return figure(360, y + 8, says, drawn)
 
 
 COLUMNS = ["batch", "weights", "gradients", "optimizer"]
 SIDE, GAP, LEFT, TOP = 42, 23, 72, 34
+DIVISORS = {  # of each column, on eight devices
+    "data parallel": (8, 1, 1, 1),
+    "ZeRO-1": (8, 1, 1, 8),
+    "FSDP": (8, 8, 8, 8),
+    "tensor": (1, 8, 8, 8),
+    "FSDP x tensor": (2, 8, 8, 8),
+}
 HEADINGS = {
     "data parallel": say("Data\nparallel"),
     "ZeRO-1": kept("ZeRO-1"),
@@ -77,13 +69,21 @@ HEADINGS = {
 
 def pieces(strategy, column):
     """Into how many rows and columns a strategy divides what is stored."""
-    by = PAGE["strategies"][strategy]
+    examples, share = DIVISORS[strategy][0], DIVISORS[strategy][COLUMNS.index(column)]
     if column == "batch":
-        return by.examples, 1
-    share = getattr(by, column)
+        return examples, 1
     if share > 1 and strategy == "FSDP x tensor":
-        return by.examples, share // by.examples
+        return examples, share // examples
     return (1, share) if strategy == "tensor" else (share, 1)
+
+
+def gb_of(strategy):
+    """State and activations on one device, with eight sequences: logits always in eight pieces."""
+    examples, weights, gradients, optimizer = DIVISORS[strategy]
+    parts = {"weights": weights, "gradients": gradients, "masters": optimizer, "moments": optimizer}
+    state = sum(size / parts[name] for name, size in PAGE["STATE"].items()) * PAGE["N"]
+    inputs = 8 * PAGE["layer_inputs"] / examples
+    return (state + inputs + PAGE["activations"] - PAGE["layer_inputs"]) / 1e9
 
 
 def tile(x, y, rows, columns):
@@ -114,14 +114,12 @@ def strategy_grid():
     for number, column in enumerate(COLUMNS):
         x = LEFT + (SIDE + GAP) * number + SIDE / 2
         drawn.append(text(x, 16, say(column), 11, "middle", True))
-    for row, (name, by) in enumerate(PAGE["strategies"].items()):
+    for row, name in enumerate(DIVISORS):
         y = TOP + (SIDE + 26) * row
         drawn += lines(0, y + 18, 14, HEADINGS[name], 12, bold=True)
         for number, column in enumerate(COLUMNS):
             drawn += tile(LEFT + (SIDE + GAP) * number, y, *pieces(name, column))
-        total = PAGE["state_per_device"](MODELS["8B"], by) / 1e9
-        total += PAGE["layer_inputs"](MODELS["8B"], 8 * TOKENS) / by.examples / 1e9
-        total += PAGE["logits"](MODELS["8B"], 8 * TOKENS) / 8 / 1e9  # always in eight pieces
+        total = gb_of(name)
         drawn.append(text(360, y + 25, f"{total:.1f}", 13, "end", True))
         shares = [rows * columns for rows, columns in (pieces(name, c) for c in COLUMNS)]
         held = ", ".join(
@@ -134,7 +132,7 @@ def strategy_grid():
         "stores, and each square shows how it is divided and what device 0 holds. "
         f"{'. '.join(spoken)}."
     )
-    return figure(360, TOP + (SIDE + 26) * len(PAGE["strategies"]) - 6, says, drawn)
+    return figure(360, TOP + (SIDE + 26) * len(DIVISORS) - 6, says, drawn)
 
 
 def communication_bound():

@@ -20,7 +20,6 @@ from pages import compiled_for_cpu, run, source_of
 from printed import rows_of
 
 PAGE = "04c-less-memory"
-NEW = jax.__version_info__ >= (0, 12)  # of scratch memory, what the page says is this release's
 P = jax.P
 TEXT = source_of(PAGE).read_text("utf-8")
 COMPILERS = {"H100": "gpu", "TPU v5e": "tpu", "CPU": "cpu"}
@@ -163,7 +162,7 @@ def test_bfloat16_is_about_twice_as_fast_as_float32_by_default_and_many_times_as
     bfloat16 = number("communication-bound", r"reached at best (\d+) of the 989 TFLOP/s")
     assert 1.8 < bfloat16 / by_default < 2.2
     assert bfloat16 / highest > 10
-    assert f"at {bfloat16:.0f} TFLOP/s in bfloat16, and at {by_default:.0f} in float32" in TEXT
+    assert "about twice as fast as in float32 at JAX's default precision" in TEXT
 
 
 @pytest.mark.parametrize("compiler", ["tpu", "gpu"])
@@ -183,36 +182,24 @@ def test_tpu_and_h100_add_up_gradients_in_bfloat16(compiler):
 # Does it fit?
 
 
-def test_what_each_strategy_holds_in_bfloat16_with_remat(page):
-    """The bars: 69.8, 17.2, 12.9 and 9.7 GB, of which activations are 1.1, 8.6, 4.3 and 1.1."""
-    totals = {name: f"{sum(row.values()) / 1e9:.1f}" for name, row in page.memory.items()}
-    assert totals == {
-        "data parallel": "69.8",
-        "tensor parallel": "17.2",
-        "FSDP x tensor": "12.9",
-        "FSDP": "9.7",
-    }
+def test_only_the_activations_shrink(page):
+    """The bars: 51.6, 10.8 and 9.7 GB, of which 8.6 GB are weights, gradients and moments in each."""
+    totals = [f"{sum(row.values()) / 1e9:.1f}" for row in page.memory.values()]
+    assert totals == ["51.6", "10.8", "9.7"]
+    for row in page.memory.values():
+        assert f"{(sum(row.values()) - row['activations']) / 1e9:.1f}" == "8.6"
     activations = [f"{row['activations'] / 1e9:.1f}" for row in page.memory.values()]
-    assert activations == ["1.1", "8.6", "4.3", "1.1"]
-    for name in ("tensor parallel", "FSDP x tensor", "FSDP"):
-        for kind in ("weights", "gradients", "moments"):
-            share = page.memory[name][kind] / page.memory["data parallel"][kind]
-            assert abs(share - 1 / 8) < 1e-3
+    assert activations == ["43.0", "2.1", "1.1"]
 
 
-@compiled_for_cpu
-@pytest.mark.parametrize(
-    "name, most",
-    [("data parallel", 1.5), ("tensor parallel", 4), ("FSDP x tensor", 2.5), ("FSDP", 1.5)],
-)
-def test_a_compiled_step_holds_what_the_bars_count_and_scratch(page, name, most):
-    """Compiled for CPU, the steps of the four bars ask for a little more than was counted.
-
-    JAX 0.10's compiler needs more scratch, up to five times as much.
-    """
-    counted = sum(page.memory[name].values()) / 1e9
-    strategy = page.in_practice(page.strategies[name])
-    assert 0 < gb(step_program(large, strategy, ROWS)) - counted < (most if NEW else 5 * most)
+@pytest.mark.parametrize("compiler", ["tpu", "gpu"])
+def test_a_compiled_step_holds_what_the_bars_count_and_temporary_results(page, compiler):
+    """Compiled for H100 and TPU v5e, a step asks for up to 3 GB more than was counted."""
+    for bar, (stored, _) in zip(page.memory.values(), STEPS.values(), strict=True):
+        program = stored_program(stored)[compiler]
+        if "refused" not in program:
+            planned = ms.ProgramMemory(**program["memory"]).bytes_per_device
+            assert 0 < planned - sum(bar.values()) < 3e9
 
 
 STEPS = {
@@ -256,32 +243,10 @@ def test_on_a_tpu_v5e_the_step_fits_with_remat_and_not_without():
 # What remat sends
 
 
-def gathers_of_the_blocks(program):
-    """Bytes gathered, in gathers of all blocks; the first and the last kernel are left out."""
-    of_blocks = 4 * 2 * tiny.L * tiny.D * tiny.F
-    at_the_ends = 4 * (tiny.I + tiny.V) * tiny.D  # gathered once each
-    gathered = ms.collectives(program).by("kind").bytes("all-gather")
-    return (gathered - at_the_ends) / of_blocks
-
-
-@pytest.fixture(scope="module")
-def programs(page):
-    """The step of FSDP on `tiny`, without remat and with it."""
-    strategies = {"plain": page.fsdp, "remat": replace(page.fsdp, remat=jax.checkpoint)}
-    return {name: step_program(tiny, strategy, 64) for name, strategy in strategies.items()}
-
-
 @compiled_for_cpu
-@pytest.mark.parametrize("name", ["plain", "remat"])
-def test_in_a_scan_fsdp_gathers_each_block_twice_with_remat_or_without(programs, name):
-    """In a scan FSDP gathers each weight of a block twice, with remat or without."""
-    assert gathers_of_the_blocks(programs[name]) == 2
-
-
-@compiled_for_cpu
-def test_in_a_scan_neither_remat_nor_bfloat16_sends_a_byte_more(page, programs):
-    """In this program neither remat nor bfloat16 sends a byte more."""
-    sent = sent_mb(programs["plain"])
+def test_neither_remat_nor_bfloat16_sends_a_byte_more(page):
+    """In this program FSDP gathers in both passes anyway, so that remat adds no gather."""
+    sent = sent_mb(step_program(tiny, page.fsdp, 64))
     halved = replace(page.fsdp, use=page.in_bfloat16)
     for strategy in (halved, page.recomputed, page.mixed):
         assert sent_mb(step_program(tiny, strategy, 64)) == sent
@@ -301,21 +266,20 @@ def test_on_other_compilers_remat_and_bfloat16_send_no_more_either(compiler):
 
 
 def test_the_table_of_ways_says_what_was_counted(page):
-    """GB before and after, as counted for the large model; FSDP sends half as much again."""
-    told = {way: row["In the large model"] for way, row in rows_of(TEXT, "Way").items()}
+    """To one twentieth, one half and one eighth in the large model; FSDP sends half as much again."""
+    told = {way: row["What gets smaller"] for way, row in rows_of(TEXT, "Way").items()}
     data_parallel = page.strategies["data parallel"]
     whole, sharded = state(data_parallel), state(page.fsdp)
     with run("04d-zero1", until="make-zero1") as next_page:
         zero1 = state(data_parallel, make=next_page.make_zero1)
-    batch_in_parts = 8 * kept_gb(page.mixed), kept_gb(page.mixed)
-    counted = {
-        "remat": (kept_gb(page.fsdp), kept_gb(page.recomputed)),
-        "bfloat16": (kept_gb(page.recomputed), kept_gb(page.mixed)),
-        "ZeRO-1": (whole["moments"] / 1e9, zero1["moments"] / 1e9),
-        "FSDP": (sum(whole.values()) / 1e9, sum(sharded.values()) / 1e9),
-        "gradient accumulation": batch_in_parts,
+    shares = {
+        "activations, to one twentieth": kept_gb(page.fsdp) / kept_gb(page.recomputed) / 20,
+        "activations, to one half": kept_gb(page.recomputed) / kept_gb(page.mixed) / 2,
+        "moments, to one eighth": whole["moments"] / zero1["moments"] / 8,
+        "all but activations, to one eighth": sum(whole.values()) / sum(sharded.values()) / 8,
     }
-    assert told == {way: f"{a:.1f} to {b:.1f} GB" for way, (a, b) in counted.items()}
+    assert list(told.values())[:4] == list(shares)
+    assert list(shares.values()) == pytest.approx([1] * 4, rel=0.03)
     assert rows_of(TEXT, "Way")["FSDP"]["The price"] == "1.5 times the bytes to send"
     sent = [
         sum(move["wire"] for move in stored_program(name)["gpu"]["moves"])
