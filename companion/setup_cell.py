@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "7c3226b05a2bf2f53502f418681ac86fbbb9f11bae332e06a690eb88ab9c91a2"
+SHA256 = "b1259e7b8730605ca609053ae279496df026aace63424af2192d900b94c5dc58"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

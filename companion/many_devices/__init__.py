@@ -18,7 +18,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `training` | the training step, batches, a short training run | chapter 4 |
 | `memory` | what a training step keeps on each device | deeper page 04c |
 | `checkpoints` | a training run that is saved while it trains, and resumes | chapter 5 |
-| `logical` | the table of logical axes, and a transformer that uses it | chapter 6 |
+| `logical` | the table of logical axes with checks, and a transformer that uses it | chapter 6 and 06a |
 | `processes` | start a program as several processes | chapter 11 |
 | `fsdp` | chapter 9's specs and gather, for the model of chapter 4 | chapter 9 |
 | `plain_fsdp` | FSDP of two matrices in plain JAX | chapters 9 and 11 |

@@ -1,4 +1,4 @@
-"""Chapter 6: a table of logical axes, and a transformer for digits whose weights use it."""
+"""Chapter 6: its table of logical axes, with checks, and a transformer for digits (page 06a)."""
 
 import math
 from dataclasses import dataclass
