@@ -4,10 +4,12 @@ The rows come from the pages' own cells. Blue is F, orange B, grey W, a gap an i
 lap of an interleaved pipeline is darker.
 """
 
-from kit import DATA, INK, MODEL, figure, kept, rect, say, text, write
+from kit import DATA, INK, MODEL, figure, frame, kept, rect, say, text, write
 from page_cells import run_cells
 
 LEFT, HIGH, ROW = 14, 15, 17  # px: margin, height of a box, of a row
+FRAMED = 4  # the tick that the chapter reads aloud
+SPOKEN = {"F": "forward pass", "B": "backward pass"}
 FILL = {"F": (DATA, 0.45), "B": (MODEL, 0.45), "W": (INK, 0.2)}
 
 
@@ -43,6 +45,15 @@ def timeline(y, name, rows, wide):
     return parts, y + 8
 
 
+def framed_tick(y, stages, wide):
+    """A frame around one tick of the timeline that ends at y, and its name below."""
+    left, top, high = LEFT + wide * FRAMED, y - 8 - ROW * stages, ROW * stages
+    return [
+        frame(left - 0.35, top - 2, wide, high + 2, thick=1.2),
+        text(left + wide / 2, y + 5, say("tick {number}", number=FRAMED), 11, "middle"),
+    ]
+
+
 def draw_chapter():
     """GPipe and 1F1B, with F and B."""
     names = run_cells("12-pipeline", "imports", "gpipe", "one-f-one-b")
@@ -55,11 +66,15 @@ def draw_chapter():
                     rows[tick][stage] = kind, stage, m
         drawn, y = timeline(y, name, rows, 15.5)
         parts += drawn
+    parts += framed_tick(y, names["stages"], 15.5)
+    told = ["nothing" if op is None else f"{SPOKEN[op[0]]} {op[2]}" for op in rows[FRAMED]]
+    stages = [f"stage {stage} {'does ' * (not stage)}{what}" for stage, what in enumerate(told)]
     says = (
         "Two timelines of a pipeline with four stages and eight microbatches. GPipe does all forward "
-        "passes before the first backward pass, and 1F1B alternates them. Both take equally long."
+        "passes before the first backward pass, and 1F1B alternates them. Both take equally long. "
+        f"On tick {FRAMED} of 1F1B, {', '.join(stages[:-1])}, and {stages[-1]}."
     )
-    return figure(360, y, says, parts)
+    return figure(360, y + 8, says, parts)
 
 
 def draw_zero_bubble():
