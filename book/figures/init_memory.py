@@ -9,7 +9,7 @@ from kit import DATA, INK, figure, kept, line, rect, say, text, write
 L, D, F, DEVICES = 32, 4096, 16384, 8
 WHOLE = 4 * L * D * F / 1e9  # GB of one matrix, all layers: 8.6
 PIECE = WHOLE / DEVICES
-LIMIT = 16
+LIMIT = 16.9  # GB that a program can use of a TPU v5e
 WAYS = [  # heading, where, [(moment, GB that are whole, GB in pieces)]
     (
         say("One device"),

@@ -1,11 +1,11 @@
-"""Figure: the large model on one of eight devices, under three annotations, beside 16 GB."""
+"""Figure: the large model on one of eight devices, under three annotations, beside 16.9 GB."""
 
 from kit import INK, figure, kept, line, rect, say, text, write
 
 L, D, F = 32, 4096, 16384
 PARAMETERS = 2 * L * D * F
 STATES = 4  # float32 numbers a weight needs in training with Adam: itself, gradient, two moments
-LIMIT = 16
+LIMIT = 16.9  # GB that a program can use of a TPU v5e
 WAYS = [
     (say("Replicated"), 1),
     (say("Sharded along {axis}", axis=kept("model")), 4),

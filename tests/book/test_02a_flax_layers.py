@@ -321,7 +321,7 @@ def test_a_large_model_fits_only_in_pieces(page):
     kernels = [leaf for path, leaf in nnx.to_flat_state(shapes) if path[-1] == "kernel"]
     whole = sum(4 * leaf.size for leaf in kernels)
     held = sum(4 * np.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in kernels)
-    assert held == whole // 4 and 32 * whole > 16e9 and f"{32 * whole / 1e9:.1f}" == "17.2"
+    assert held == whole // 4 and 32 * whole > 15.75 * 2**30 and f"{32 * whole / 1e9:.1f}" == "17.2"
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

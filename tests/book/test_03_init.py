@@ -38,14 +38,15 @@ def test_an_array_made_inside_the_mesh_is_replicated(page):
 def test_the_large_model_in_gigabytes(page):
     """4,294,967,296 weights: 17.2 GB in float32, 8.6 for one array, 2.1 for one eighth, 9.7 at the peak.
 
-    That peak fits in 16 GB; at twice the size one whole array, which each device makes, does not.
+    That peak fits in 16.9 GB, the whole does not; at twice the size one whole array, which each device makes, does not.
     """
     large = page.large
     assert 2 * large.L * large.D * large.F == WEIGHTS == 4_294_967_296
     whole, array, piece = 4 * WEIGHTS, 2 * WEIGHTS, WEIGHTS // 4  # a piece: of one array
     told = [f"{size / 1e9:.1f}" for size in (whole, array, whole / 8, array + piece)]
     assert told == ["17.2", "8.6", "2.1", "9.7"]
-    assert array + piece < 16e9 < 2 * array and f"{2 * array / 1e9:.1f}" == "17.2"
+    v5e = 15.75 * 2**30  # bytes that a program can use
+    assert f"{v5e / 1e9:.1f}" == "16.9" and array + piece < v5e < whole == 2 * array
 
 
 # The recipe
