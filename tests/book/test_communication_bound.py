@@ -174,10 +174,11 @@ def test_groups_inside_a_node_leave_what_a_node_fetches():
 
 
 def test_the_example_of_1024_devices(page):
-    """1,048,576 tokens on 1,024 devices are 1,024 each, too few; groups of 4 have 4,096."""
+    """786,432 tokens on 1,024 are 768 each, too few along three axes; groups of 4 have 3,072."""
     limits = [machine.flops / machine.bandwidth for machine in page.machines.values()]
-    t = 1_048_576 / 1_024
-    assert t == 1024 < min(limits) and max(limits) < 4 * t == 4096
+    t = 786_432 / 1_024
+    v5p = page.machines["TPU v5p"]
+    assert t == 768 < v5p.flops / v5p.bandwidth / 3 and max(limits) < 4 * t == 3072
 
 
 @compiled_for_cpu

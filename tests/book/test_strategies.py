@@ -335,7 +335,7 @@ PASSES = {  # operations per weight and token, and bytes per weight, in each pas
 
 
 def test_how_many_tokens_are_enough():
-    """In the slowest pass 2,600 tokens are enough on all machines, so 4,096 are, and 1,024 are not."""
+    """In the slowest pass 2,600 tokens are enough on all machines, so 4,096 are, and 3,072; 768 are not on a TPU, along all its axes."""
     text = source_of(PAGE).read_text("utf-8")
     assert "| data parallelism, ZeRO-1, FSDP | 2,600 tokens |" in text
     for strategy, passes in PASSES.items():
@@ -345,8 +345,10 @@ def test_how_many_tokens_are_enough():
             max(bytes_ / operations for operations, bytes_ in passes) * C / W
             for C, W in C_AND_W.values()
         ]
-        assert 1_048_576 / 1_024 == 1_024 < min(needed)
-        assert 2_500 < max(needed) <= 2_600 < 4_096
+        assert 2_500 < max(needed) <= 2_600 < 3_072 < 4_096
+    for chip, axes in [("TPU v5e", 2), ("TPU v5p", 3)]:
+        C, W = C_AND_W[chip]
+        assert 786_432 / 1_024 == 768 == 3_072 / 4 < C / W / axes
 
 
 def test_how_many_hidden_units_are_enough():
