@@ -68,7 +68,7 @@ def test_what_training_needs_on_one_device(page):
 def test_the_hours_of_llama():
     """1.46 million hours are 167 years on one device and 59 days on 1,024."""
     text = source_of(PAGE).read_text("utf-8")
-    hours = 1e6 * float(re.search(r"took ([\d.]+) million hours", text)[1])
+    hours = 1e6 * float(re.search(r"took ([\d.]+) million GPU-hours", text)[1])
     assert f"that is {hours / 24 / 365.25:.0f} years" in text
     assert f"On 1,024 GPUs it would be {hours / 24 / 1024:.0f} days" in text
     assert f"{hours / 24 / 365.25:.0f} {hours / 24 / 1024:.0f}" == "167 59"
