@@ -107,7 +107,7 @@ clip = optax.clip_by_global_norm(1.0)
 optimizer = optax.chain(clip, optax.sgd(0.05, momentum=0.9))
 
 
-def compiled_step(mesh, model):
+def compiled_step(mesh, model, momentum):
     """The step on all devices; model and momentum stay sharded as they are."""
     specs = nnx.get_partition_spec(model)
     loss_and_gradient = jax.shard_map(
@@ -122,7 +122,8 @@ def compiled_step(mesh, model):
         updates, momentum = optimizer.update(gradient, momentum)
         return optax.apply_updates(model, updates), momentum, loss
 
-    return jax.jit(step, donate_argnums=(0, 1))  # new weights replace the old
+    shardings = jax.tree.map(lambda array: array.sharding, (model, momentum))
+    return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 
 
 digits = load_digits()
@@ -134,7 +135,7 @@ def train(mesh, fsdp, steps=20):
     """The trained model and the loss of each step, on 64 images."""
     model = init_sharded(mesh, fsdp)
     momentum = optimizer.init(model)  # not inside jax.jit
-    train_step = compiled_step(mesh, model)
+    train_step = compiled_step(mesh, model, momentum)
     losses = []
     for number in range(steps):
         rows = slice(64 * number, 64 * (number + 1))

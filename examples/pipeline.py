@@ -40,11 +40,12 @@ def error(y_BD, target_BD):
 def make_pipeline(mesh):
     """The mean error over microbatches; the stack of layers is sharded along the axis `stage`."""
     stages = mesh.shape["stage"]
-    to_right = [(s, (s + 1) % stages) for s in range(stages)]
+    to_right = [(s, s + 1) for s in range(stages - 1)]
 
     @jax.shard_map(mesh=mesh, in_specs=(P("stage"), P(), P()), out_specs=P())
     def pipeline_loss(layers_block, x_MBD, target_MBD):
-        stage, M = jax.lax.axis_index("stage"), len(x_MBD)
+        M = len(x_MBD)
+        stage = jax.lax.axis_index("stage")
 
         def tick(from_left_BD, t):
             new_BD = x_MBD[jnp.minimum(t, M - 1)]

@@ -45,17 +45,18 @@ def gather(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
 
 
 def unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):
-    """Maximum, sum and weighted values of a softmax that is not divided yet."""
+    """Maximum, sum and weighted values of a softmax that is not divided yet, in float32."""
     B, S, H, C = q_BSHC.shape
     K = k_BTKC.shape[2]
     q_BSKGC = q_BSHC.reshape(B, S, K, H // K, C)  # G query heads share a key head
-    scores_BKGST = jnp.einsum("BSKGC,BTKC->BKGST", q_BSKGC, k_BTKC) / C**0.5
+    einsum = partial(jnp.einsum, preferred_element_type="float32")  # also in bfloat16
+    scores_BKGST = einsum("BSKGC,BTKC->BKGST", q_BSKGC, k_BTKC) / C**0.5
     seen_ST = position_S[:, None] >= position_T  # the causal mask
     scores_BKGST = jnp.where(seen_ST, scores_BKGST, -1e30)
     # It keeps exp in range and cancels in the end, so it needs no gradient
     top_BKGS = jax.lax.stop_gradient(scores_BKGST.max(-1))
     weights_BKGST = jnp.exp(scores_BKGST - top_BKGS[..., None])
-    out_BKGSC = jnp.einsum("BKGST,BTKC->BKGSC", weights_BKGST, v_BTKC)
+    out_BKGSC = einsum("BKGST,BTKC->BKGSC", weights_BKGST.astype(v_BTKC.dtype), v_BTKC)
     return top_BKGS, weights_BKGST.sum(-1), out_BKGSC
 
 
@@ -67,12 +68,12 @@ def merge(one, two):
     return top, a * total_1 + b * total_2, a[..., None] * out_1 + b[..., None] * out_2
 
 
-def finish(unfinished):
-    """Divide by the sum of exponentials, and put the heads back together."""
+def finish(unfinished, dtype):
+    """Divide by the sum of exponentials, put the heads back together, and round to dtype."""
     _, total_BKGS, out_BKGSC = unfinished
     B, K, G, S, C = out_BKGSC.shape
     out_BKGSC = out_BKGSC / total_BKGS[..., None]
-    return jnp.moveaxis(out_BKGSC, 3, 1).reshape(B, S, K * G, C)
+    return jnp.moveaxis(out_BKGSC, 3, 1).reshape(B, S, K * G, C).astype(dtype)
 
 
 def ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
@@ -85,7 +86,7 @@ def ring(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):
         theirs_T = held((me - hop) % n)
         more = unfinished_attention(q_block_BSHC, *block, held(me), theirs_T)
         softmax = merge(softmax, more)
-    return finish(softmax)
+    return finish(softmax, q_block_BSHC.dtype)
 
 
 def zigzag(device):
@@ -137,7 +138,8 @@ def balanced_ring(q_block_BSHC, k_block_BTKC, v_block_BTKC):
         early, late = jax.lax.cond(
             source < me, from_smaller, from_larger, early, late, queries, keys
         )
-    return jnp.concatenate([finish(early), finish(late)], axis=1)
+    dtype = q_block_BSHC.dtype
+    return jnp.concatenate([finish(early, dtype), finish(late, dtype)], axis=1)
 
 
 def ulysses(q_block_BSHC, k_block_BTKC, v_block_BTKC, held):

@@ -45,7 +45,9 @@ POSITIONS = P(None, "data", "group", "kv", None)
 
 def norm(x, scale):
     """Divide each vector by the root of its mean square, and scale it (RMSNorm)."""
-    return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5) * scale
+    x32 = x.astype("float32")  # for models in bfloat16
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32**2, -1, keepdims=True) + 1e-5)
+    return (normed * scale).astype(x.dtype)
 
 
 def rotate(x_BSHC, position_BS):
@@ -185,7 +187,7 @@ def attend_positions(q, k, v, cache, i, position_BS):
     share_BSKGT = softmax_over_group(score_here(q_BSKGC, k_BTKC, position_BS))
     share_BSKGT = share_BSKGT.astype(v_BTKC.dtype)
 
-    # Average the values. Sum over all devices, and keep one's own heads.
+    # Average the values. Sum over the group, and keep this device's heads.
     mixed_BSKGC = jnp.einsum("bskgt,btkc->bskgc", share_BSKGT, v_BTKC)
     mixed_BSHC = mixed_BSKGC.reshape(rows, length, heads, C)
     mixed = jax.lax.psum_scatter(mixed_BSHC, "group", scatter_dimension=2, tiled=True)

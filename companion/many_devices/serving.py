@@ -12,7 +12,9 @@ P = jax.P
 
 def norm(x, scale):
     """Divide each vector by the root of its mean square, and scale it (RMSNorm)."""
-    return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5) * scale
+    x32 = x.astype("float32")  # for models in bfloat16
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32**2, -1, keepdims=True) + 1e-5)
+    return (normed * scale).astype(x.dtype)
 
 
 def rotate(x_BSHC, position_BS):

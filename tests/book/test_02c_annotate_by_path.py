@@ -61,6 +61,19 @@ def test_load_keeps_every_sharding_and_compares_shapes(page):
     assert misplaced(page.foreign, page.mesh) == []
 
 
+def test_load_keeps_the_dtype_of_every_weight(page):
+    """From arrays in bfloat16, load makes float32 weights; set_value alone takes on their dtype."""
+    half = {path: array.astype("bfloat16") for path, array in page.arrays.items()}
+    model = page.Classifier(10, nnx.Rngs(0))
+    page.place_by_rule(model, page.rule, page.mesh)
+    page.load(model, half)
+    for path, weight in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        assert weight.dtype == "float32" and misplaced(model, page.mesh) == []
+        np.testing.assert_array_equal(weight, half[path].astype("float32"))
+    model.up.kernel.set_value(jnp.asarray(half["up", "kernel"]))
+    assert model.up.kernel.dtype == "bfloat16"
+
+
 def test_set_value_and_update_accept_any_shape():
     """set_value and nnx.update accept another shape, without a message."""
     linear = nnx.Linear(8, 16, rngs=nnx.Rngs(0))

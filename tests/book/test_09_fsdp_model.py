@@ -250,7 +250,7 @@ def test_momentum_is_kept_from_step_to_step(page):
     """The second step moves by the new gradient plus 0.9 times the momentum of the first."""
     model = page.init_sharded(page.mesh, fsdp=True)
     momentum = page.optimizer.init(model)
-    one_step = page.compiled_step(page.mesh, model)
+    one_step = page.compiled_step(page.mesh, model, momentum)
     model, momentum, _ = one_step(model, momentum, batch_of_digits(page))
     first = jax.device_get(jax.tree.leaves(momentum))
     gradient = gradient_on(page, page.mesh, model)
@@ -265,12 +265,9 @@ def test_the_run_makes_its_momentum_in_pieces(page):
     """`train` makes the momentum outside jax.jit, so it is sharded as the weights are."""
     held, original = [], page.compiled_step
 
-    def recorded(mesh, model):
-        def train_step(model, momentum, batch):
-            held.extend(ms.memory(tree).bytes_per_device for tree in (model, momentum))
-            return original(mesh, model)(model, momentum, batch)
-
-        return train_step
+    def recorded(mesh, model, momentum):
+        held.extend(ms.memory(tree).bytes_per_device for tree in (model, momentum))
+        return original(mesh, model, momentum)
 
     with mock.patch.dict(page.variables, compiled_step=recorded):
         page.train(page.mesh, fsdp=True, steps=1)
@@ -282,10 +279,21 @@ def test_the_step_donates_and_returns_pieces(page):
     model = page.init_sharded(page.mesh, fsdp=True)
     momentum = page.optimizer.init(model)
     held = ms.memory(model).bytes_per_device
-    one_step = page.compiled_step(page.mesh, model)
+    one_step = page.compiled_step(page.mesh, model, momentum)
     after = one_step(model, momentum, batch_of_digits(page))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((model, momentum)))
     assert ms.memory(after).bytes_per_device == 2 * held + 4  # and the loss
+
+
+def test_the_step_keeps_the_shardings_that_it_gets(page):
+    """A momentum that comes in whole goes out whole; the CPU's compiler alone would shard some of it."""
+    model = page.init_sharded(page.mesh, fsdp=True)
+    whole = jax.NamedSharding(page.mesh, P())
+    momentum = jax.device_put(page.optimizer.init(model), whole)
+    one_step = page.compiled_step(page.mesh, model, momentum)
+    model, momentum, _ = one_step(model, momentum, batch_of_digits(page))
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(momentum))
+    assert ms.memory(model).bytes_per_device == 164_008
 
 
 def test_right_answers_are_counted_over_all_devices(page):

@@ -1,5 +1,6 @@
 """Chapter 12, "Pipeline parallelism"."""
 
+import ast
 import re
 from functools import partial
 from unittest import mock
@@ -11,7 +12,7 @@ import pytest
 
 import meshscope as ms
 from defined import definitions, shown
-from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of, run_again
+from pages import BOOK, cells_of, check_exercise, compiled_for_cpu, exercises_of, run_again
 from traced import equations
 
 PAGE = "12-pipeline"
@@ -102,6 +103,21 @@ def test_the_file_has_the_block_of_the_page():
     in_file = definitions((BOOK.parent / "examples" / "pipeline.py").read_text("utf-8"))
     for name in ("Block", "run_layers", "error"):
         assert in_file[name] == on_page[name]
+
+
+def statements(source):
+    """Of each function, also of those inside others, its statements as text."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    return {node.name: [ast.unparse(statement) for statement in node.body] for node in nodes}
+
+
+def test_the_file_has_the_pipeline_of_the_page():
+    """examples/pipeline.py sends the same messages, and its loss differs only by a line that counts M."""
+    (right,) = [cell.source for cell in cells_of(PAGE) if cell.id == "right"]
+    in_file = statements((BOOK.parent / "examples" / "pipeline.py").read_text("utf-8"))
+    assert right.splitlines()[0] in in_file["make_pipeline"]
+    in_file["pipeline_loss"].remove("M = len(x_MBD)")
+    assert in_file["pipeline_loss"] == shown(PAGE, statements)["pipeline_loss"]
 
 
 def run_normed_layers(layers, x_BD):

@@ -486,6 +486,23 @@ def test_the_smallest_factor_that_never_drops_is_E_over_k(page):
     assert page.capacity(85, 1.25) == 27
 
 
+def test_in_bfloat16_the_router_chooses_other_experts(page):
+    """Of 512 tokens, some get another expert if their scores are rounded to bfloat16."""
+    x_BD, router_DE = (a.astype("bfloat16") for a in (page.x_BD, page.params["router_DE"]))
+    _, _, rounded_BR = page.route(x_BD, router_DE)
+    _, _, experts_BR = page.route(x_BD.astype("float32"), router_DE.astype("float32"))
+    differ_B = (np.sort(rounded_BR) != np.sort(experts_BR)).any(-1)
+    assert 0 < differ_B.sum() < 51  # fewer than a tenth
+
+
+def test_float32_gates_make_the_output_float32(page):
+    """The results of bfloat16 experts, times float32 gates, are float32."""
+    y_EQD, slots_BR = jnp.ones((2, 2, 4), "bfloat16"), jnp.zeros((3, 1), int)
+    for dtype in ("float32", "bfloat16"):
+        y_BD = page.combine(y_EQD, jnp.ones((3, 1), dtype), slots_BR, slots_BR)
+        assert y_BD.dtype == dtype
+
+
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
 def test_exercise(page, exercise):
     check_exercise(page, PAGE, exercise)

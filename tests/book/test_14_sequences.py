@@ -74,6 +74,25 @@ def test_large_scores_do_not_overflow(page):
         assert errors_of(page, getattr(page, name), page.contiguous).max() < 1e-4, name
 
 
+def test_in_bfloat16_all_three_are_as_exact_as_jax_nn(page):
+    """With inputs in bfloat16 the ring too adds up in float32, and rounds its result once.
+
+    The ring's error is 0.8 times that of jax.nn; with sums in bfloat16 it was 2.2 times.
+    """
+    exact = [x.astype("bfloat16").astype("float32") for x in random_qkv(3)]
+    wanted = jax.nn.dot_product_attention(*exact, is_causal=True)
+    inputs = [x.astype("bfloat16") for x in exact]
+
+    def error_of(attend):
+        found = jax.jit(attend)(*inputs)
+        assert found.dtype == "bfloat16"
+        return np.linalg.norm(found.astype("float32") - wanted)
+
+    allowed = 1.2 * error_of(partial(jax.nn.dot_product_attention, is_causal=True))
+    for name in VARIANTS:
+        assert error_of(on_mesh(page, getattr(page, name), page.contiguous)) < allowed, name
+
+
 def test_tokens_may_be_in_any_order_that_held_knows(page):
     """Striped over devices, or in reverse within a block: all three are right."""
     striped = lambda device: device + 4 * jnp.arange(16)  # noqa: E731
@@ -220,7 +239,8 @@ def test_a_block_of_masked_keys_adds_nothing(page):
     hidden = page.unfinished_attention(q, k, v, jnp.full(4, -1), jnp.arange(4))
     assert np.all(hidden[0] == np.float32(-1e30))
     for pair in ((seen, hidden), (hidden, seen)):
-        np.testing.assert_allclose(page.finish(page.merge(*pair)), page.finish(seen), rtol=1e-6)
+        found, wanted = page.finish(page.merge(*pair), q.dtype), page.finish(seen, q.dtype)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
     top, total, out = page.part(jnp.full((1, 1), -jnp.inf), jnp.ones((1, 1)), jnp.ones((1, 1)))
     assert top == -jnp.inf and np.isnan(total) and np.isnan(out)
 

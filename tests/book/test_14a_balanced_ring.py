@@ -81,6 +81,15 @@ def test_large_scores_do_not_overflow(page):
     assert page.error_of(found, true) < 1e-4
 
 
+def test_in_bfloat16_the_output_is_bfloat16(page):
+    """Queries, keys and values in bfloat16 give such an output, within its rounding."""
+    half = [x.astype("bfloat16") for x in page.in_order]
+    found = page.ring(*half)
+    assert found.dtype == "bfloat16"
+    wanted = page.ring(*[x.astype("float32") for x in half])
+    np.testing.assert_allclose(found.astype("float32"), wanted, rtol=2**-7, atol=2**-8)
+
+
 def test_each_device_computes_the_needed_pairs_alone(page):
     """Counted while it runs: 9 pairs on every device, 3 of its own block and 2 of each that arrives."""
     pairs, unfinished = np.zeros((2, 4), int), page.unfinished_attention

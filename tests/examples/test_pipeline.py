@@ -23,8 +23,8 @@ def test_it_equals_one_device():
 
 
 def test_it_notices_the_wrong_direction(tmp_path):
-    source, right = FILE.read_text("utf-8"), "(s, (s + 1) % stages)"
+    source, right = FILE.read_text("utf-8"), "(s, s + 1) for s"
     assert source.count(right) == 1
     path = tmp_path / "pipeline.py"
-    path.write_text(source.replace(right, "(s, (s - 1) % stages)"), "utf-8")
+    path.write_text(source.replace(right, "(s + 1, s) for s"), "utf-8")
     assert "Not equal to tolerance" in run(path).stderr
