@@ -60,6 +60,19 @@ def test_rows_dealt_to_parts_stay_on_their_devices(page):
 
 
 @compiled_for_cpu
+@pytest.mark.parametrize("parts, stay", [(4, True), (8, True), (16, False)])
+def test_no_row_moves_if_the_parts_divide_the_rows_of_a_device(page, parts, stay):
+    """Of 64 rows a device has 8: of 4 or 8 parts it has rows of each, of 16 parts only of 8."""
+    part_of_row = np.empty(64, int)
+    for part, rows in enumerate(page.deal(np.arange(64), parts)):
+        part_of_row[rows] = part
+    assert all((len(set(own)) == parts) is stay for own in part_of_row.reshape(8, 8))
+    step = partial(page.accumulated_step, parts=parts)
+    moved = ms.collectives(step_program(tiny, page.data_parallel, 64, step=step), page.mesh)
+    assert (moved.kinds == {"all-reduce"}) is stay
+
+
+@compiled_for_cpu
 def test_in_four_parts_a_step_needs_a_third_of_the_temporaries(page):
     """A quarter of the activations, and a second set of gradients; for H100 at once 47.4 GB."""
     at_once, in_four = (

@@ -207,7 +207,7 @@ def test_which_table_fits(page):
         for name in names:
             assert f"{3 * page.held[name] / 1e9:.1f}" == momentum
             assert f"{4 * page.held[name] / 1e9:.1f}" == adamw
-    assert 80 - 3 * page.held["one device"] / 1e9 < 3
+    assert 0.75 * 80 < 3 * page.held["one device"] / 1e9 and 80 - 3 * page.held["one device"] / 1e9 < 3
     for name in sharded:
         assert page.held[name] / page.held["one device"] == pytest.approx(1 / 8, rel=0.001)
 

@@ -111,6 +111,25 @@ def test_averaged_afterwards_it_is_eight_times_as_large(page):
     assert_same(average_afterwards(page.w_DF, page.batch), 8 * page.true_gradient)
 
 
+def test_with_the_check_off_neither_gradient_is_right(page):
+    """With check_vma=False no sum is inserted: FSDP's is eight times as large, and DDP's one device's."""
+    off = dict(mesh=page.mesh, check_vma=False)
+    fsdp = jax.shard_map(
+        jax.grad(page.fsdp_mean_error),
+        in_specs=(page.by_rows, P("data")),
+        out_specs=page.by_rows,
+        **off,
+    )
+    assert_same(fsdp(page.w_pieces_DF, page.batch), 8 * page.true_gradient)
+    ddp = jax.shard_map(
+        jax.grad(page.mean_error), in_specs=(P(), P("data")), out_specs=P(), **off
+    )
+    first = [block[:8] for block in page.batch]
+    own = ddp(page.w_DF, page.batch).addressable_data(0)
+    assert_same(own, jax.grad(page.error_of)(page.w_DF, first))
+    assert not np.allclose(own, page.true_gradient, atol=1e-4)
+
+
 @compiled_for_cpu
 def test_data_parallelism_moves_all_reduces_only(page):
     """JAX writes an all-reduce for the gradient."""
