@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 import warnings
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from compared import bits
@@ -38,12 +36,6 @@ def three(page, mesh):
 
 
 # Save on eight devices, load on two
-
-
-def test_the_interface_v1_cannot_be_imported_as_a_module():
-    """`import orbax.checkpoint.v1` fails."""
-    with pytest.raises(ModuleNotFoundError):
-        exec("import orbax.checkpoint.v1", {})
 
 
 def test_the_target_decides_which_device_gets_which_part(page):
@@ -128,10 +120,13 @@ def test_on_the_same_mesh_with_the_same_program_training_continues_bit_for_bit(p
 
 
 def test_the_step_is_in_the_metadata_and_in_the_counters(page):
-    """After three more steps the optimizer and the key have counted to six."""
+    """After three more steps the optimizer and the key have counted to six; new, they are at 0."""
     assert ocp.metadata(page.disk / "three").custom_metadata == {"step": 3}
     saved = three(page, page.mesh)
     assert saved.optimizer.step[...] == saved.rngs.default.count[...] == 3
+    with jax.set_mesh(page.mesh):
+        new = jax.jit(page.make_run)()
+    assert new.optimizer.step[...] == new.rngs.default.count[...] == 0
     after = page.restored
     assert after.optimizer.step[...] == after.rngs.default.count[...] == 6
 
@@ -150,14 +145,6 @@ def test_a_new_optimizer_shows_in_the_second_loss(page):
     assert min(abs(np.subtract(page.losses_fresh, page.losses))[1:]) > 1e-3
 
 
-def test_a_new_optimizer_counts_from_0(page):
-    """So compare `optimizer.step` with the step as well."""
-    saved = three(page, page.mesh)
-    with jax.set_mesh(page.mesh):
-        new = nnx.Optimizer(saved.model, page.adamw, wrt=nnx.Param)
-    assert (saved.optimizer.step[...], new.step[...]) == (3, 0)
-
-
 def test_a_new_key_shows_in_the_first_loss(page):
     """The noise is different."""
     saved = three(page, page.mesh)
@@ -172,7 +159,7 @@ def test_a_new_key_shows_in_the_first_loss(page):
 def test_what_was_saved_comes_back_bit_for_bit_on_any_mesh(page):
     """Weights, moments, keys and counters are equal bit for bit on each mesh."""
     saved = bits(nnx.state(three(page, page.mesh)))
-    for data, model in [(4, 2), (8, 1), (2, 2), (1, 1)]:
+    for data, model in [(4, 2), (8, 1), (2, 2), (1, 2), (1, 1)]:
         mesh = page.mesh_of(data, model)
         loaded = nnx.state(three(page, mesh))
         assert {leaf.sharding.mesh for leaf in jax.tree.leaves(loaded)} == {mesh}
@@ -182,7 +169,7 @@ def test_what_was_saved_comes_back_bit_for_bit_on_any_mesh(page):
 def test_with_another_order_of_additions_it_continues_to_rounding(page):
     """On other meshes the losses after a load are equal to six digits; not on all to the bit."""
     apart = []
-    for data, model in [(4, 2), (2, 2), (1, 1)]:
+    for data, model in [(4, 2), (1, 2), (1, 1)]:
         mesh = page.mesh_of(data, model)
         run, losses = page.advance(three(page, mesh), mesh, 3, 6)
         np.testing.assert_allclose(losses, page.losses, rtol=1e-6)
@@ -232,13 +219,13 @@ def test_the_error_of_a_save_that_nobody_asks_for_is_only_in_the_log(tmp_path, c
 
 
 def test_which_steps_are_saved_and_which_are_kept(page):
-    """Every second step is saved; the last two stay, and every fourth."""
+    """Every second step is saved, and the last two stay."""
     folder = page.disk / "series"
     with page.open_series(folder) as saver:
         saved = [number for number in range(12) if saver.save(number, {"w": page.w})]
         kept = [checkpoint.step for checkpoint in saver.checkpoints]
     shutil.rmtree(folder)
-    assert saved == [0, 2, 4, 6, 8, 10] and kept == [0, 4, 8, 10]
+    assert saved == [0, 2, 4, 6, 8, 10] and kept == [8, 10]
 
 
 def test_force_saves_a_step_between_the_intervals(page):
@@ -246,21 +233,6 @@ def test_force_saves_a_step_between_the_intervals(page):
     with page.open_series(page.disk / "forced") as saver:
         assert not saver.save(11, {"w": page.w}) and saver.save(11, {"w": page.w}, force=True)
     shutil.rmtree(page.disk / "forced")
-
-
-def test_at_preemption_a_step_between_the_intervals_is_saved(page):
-    """One yes is enough: at preemption the policy says yes to step 3."""
-    with (
-        mock.patch.object(multihost_utils, "reached_preemption_sync_point", lambda step: True),
-        page.open_series(page.disk / "warned") as saver,
-    ):
-        assert saver.should_save(3)
-
-
-def test_without_jax_distributed_the_preemption_policy_never_says_yes(page):
-    """Without `jax.distributed`, as here, the program must catch the signal itself."""
-    with page.open_series(page.disk / "warned") as saver:
-        assert [step for step in range(1, 8) if saver.should_save(step)] == [2, 4, 6]
 
 
 def test_what_a_kill_left_unfinished_is_deleted(page):
@@ -332,7 +304,7 @@ def test_the_loop_continues_from_its_newest_checkpoint_on_another_mesh(page):
     never stopped."""
     assert len(page.resumed_losses) == 6 and len(page.all_losses) == 12
     np.testing.assert_allclose(page.resumed_losses, page.all_losses[6:], rtol=1e-5)
-    assert {leaf.sharding.mesh for leaf in jax.tree.leaves(page.resumed)} == {page.mesh_of(2, 2)}
+    assert {leaf.sharding.mesh for leaf in jax.tree.leaves(page.resumed)} == {page.mesh_of(1, 2)}
     assert page.resumed.optimizer.step[...] == page.resumed.rngs.default.count[...] == 12
 
 
@@ -350,7 +322,7 @@ def test_the_name_of_a_checkpoint_is_the_number_of_steps_taken(page):
     """The counters in each checkpoint of the loop have its number."""
     with page.open_series(page.disk / "resumed") as saver:
         steps = [checkpoint.step for checkpoint in saver.checkpoints]
-    assert steps == [4, 8, 10, 12]
+    assert steps == [10, 12]
     for step in steps:
         run = page.restore(page.disk / "resumed" / str(step), page.mesh)
         assert run.optimizer.step[...] == run.rngs.default.count[...] == step

@@ -13,6 +13,7 @@ from orbax.checkpoint import v1 as ocp
 
 from compared import bits
 from full_disk import quiet_orbax  # noqa: F401
+from many_devices.checkpoints import open_series
 
 PAGE = "05a-restarts"
 when = ocp.training.save_decision_policies
@@ -132,6 +133,18 @@ def test_a_program_that_catches_sigterm_saves_the_step_that_it_has_reached(page)
 def warned(monkeypatch):
     """As if SIGTERM had come, where jax.distributed runs."""
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: True)
+
+
+def test_at_preemption_a_step_between_the_intervals_is_saved(tmp_path, warned):
+    """One yes is enough: at preemption a policy of `open_series` says yes to step 3."""
+    with open_series(tmp_path) as saver:
+        assert saver.should_save(3)
+
+
+def test_without_jax_distributed_the_preemption_policy_never_says_yes(tmp_path):
+    """Without `jax.distributed`, as here, the program must catch the signal itself."""
+    with open_series(tmp_path) as saver:
+        assert [step for step in range(1, 8) if saver.should_save(step)] == [2, 4, 6]
 
 
 def large():
