@@ -15,7 +15,7 @@ from flax import nnx
 import meshscope as ms
 from many_devices import data, training
 from many_devices.compiled import stored_program
-from many_devices.model import pinned
+from many_devices.model import loss_of, pinned
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "04a-train-checks"
@@ -404,6 +404,36 @@ def test_lbfgs_shards_its_history_in_the_wrong_dimensions(sizes, names, piece):
     for leaf in history:
         assert leaf.sharding.shard_shape(leaf.shape) == piece
         assert piece[1:] != model.w.sharding.shard_shape(model.w.shape)
+
+
+# Row weights
+
+
+def test_padded_rows_change_no_loss_and_get_no_gradient():
+    """The loss of eight rows, six of them real, is that of the six rows."""
+    logits_BV = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
+    labels_B = np.arange(8)
+    weights_B = (labels_B < 6).astype("float32")
+
+    def loss_of_logits(logits_BV):  # the model's answer is its input
+        return loss_of(lambda x: x, (logits_BV, labels_B, weights_B))
+
+    gradient_BV = np.asarray(jax.grad(loss_of_logits)(logits_BV))
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    alone = cross_entropy(logits_BV[:6, :10], labels_B[:6]).mean()
+    assert np.isclose(loss_of_logits(logits_BV), alone, rtol=1e-6)
+    assert (gradient_BV[:6, :10] != 0).all() and not gradient_BV[6:].any()
+
+
+def test_a_short_batch_is_padded_with_row_0_which_has_no_weight(page):
+    """The last 29 rows of an epoch come first, and the 35 copies of row 0 after them have weight 0."""
+    rows = page.shuffled(0)
+    assert [len(batch) for batch in rows] == [64] * 22 + [29]
+    x_BI, labels_B, weights_B = page.batch_of(rows[-1], page.mesh)
+    assert x_BI.shape == (64, 64) and np.array_equal(weights_B, np.arange(64) < 29)
+    np.testing.assert_array_equal(x_BI[:29], data.images_BI[rows[-1]])
+    np.testing.assert_array_equal(labels_B[:29], data.labels_B[rows[-1]])
+    assert (np.asarray(x_BI[29:]) == data.images_BI[0]).all()
 
 
 # Metrics
