@@ -3,8 +3,9 @@
     python examples/fsdp_by_hand.py                         on the devices JAX finds
     JAX_NUM_CPU_DEVICES=8 python examples/fsdp_by_hand.py   on eight simulated ones
 
-The page https://many-devices.github.io/one-program/book/09-fsdp-model.html explains it step by step. To
-use it for a model of your own, call `gather` in the model on each part right before that part is used.
+The page https://many-devices.github.io/one-program/book/09-fsdp-model.html explains it step by step.
+Here the layers are in a stack, so that JAX compiles only one of them. To use it for a model of your own,
+call each part of the model through `gather_and_call`, and put the name of your stack into `make`.
 """
 
 from functools import partial
@@ -32,6 +33,10 @@ def fsdp_spec(shape, devices, stacked=False):
     return P(*entries)
 
 
+def is_weight(x):
+    return isinstance(x, nnx.Variable)
+
+
 def gather(module):
     """The module, or one variable, with every sharded weight whole."""
 
@@ -44,13 +49,10 @@ def gather(module):
         whole = jax.lax.all_gather(block, "data", axis=axis, tiled=True)
         return weight.replace(whole)  # the same variable with the whole array
 
-    def is_weight(x):
-        return isinstance(x, nnx.Variable)
-
     return jax.tree.map(gather_weight, module, is_leaf=is_weight)
 
 
-class Block(nnx.Module):
+class Layer(nnx.Module):
     def __init__(self, D, F, rngs):
         self.norm = nnx.RMSNorm(D, rngs=rngs)
         self.up = nnx.Linear(D, F, rngs=rngs)
@@ -61,30 +63,34 @@ class Block(nnx.Module):
         return x_BD + self.down(h_BF)
 
 
+@jax.checkpoint  # free the gathered weights after use
+def gather_and_call(module, x):
+    return gather(module)(x)
+
+
 class Model(nnx.Module):
-    """From the 64 pixels of an image to scores for ten digits, through L blocks."""
+    """From the 64 pixels of an image to scores for ten digits, through a stack of L layers."""
 
     def __init__(self, L, D, F, rngs):
         self.enter = nnx.Linear(64, D, rngs=rngs)
-        stack = nnx.vmap(lambda rngs: Block(D, F, rngs))
-        self.blocks = stack(rngs.split(L))
+        stack = nnx.vmap(lambda rngs: Layer(D, F, rngs))
+        self.layers = stack(rngs.split(L))
         self.leave = nnx.Linear(D, 10, rngs=rngs)
 
     def __call__(self, x_BI):
-        @jax.checkpoint  # free the gathered weights after use
-        def layer(x_BD, block):
-            return gather(block)(x_BD), None
+        def next_layer(x_BD, layer):
+            return gather_and_call(layer, x_BD), None
 
-        x_BD = gather(self.enter)(x_BI)
-        x_BD, _ = jax.lax.scan(layer, x_BD, self.blocks)
-        return gather(self.leave)(x_BD)
+        x_BD = gather_and_call(self.enter, x_BI)
+        x_BD, _ = jax.lax.scan(next_layer, x_BD, self.layers)
+        return gather_and_call(self.leave, x_BD)
 
 
 def make(devices, fsdp):
     """A new model; each weight is annotated with how it is sharded, or with P()."""
     model = Model(L=4, D=96, F=384, rngs=nnx.Rngs(0))
-    for path, weight in nnx.to_flat_state(nnx.state(model)):  # not copies
-        spec = fsdp_spec(weight.shape, devices, stacked="blocks" in path)
+    for path, weight in nnx.to_flat_state(nnx.state(model)):  # the model's own
+        spec = fsdp_spec(weight.shape, devices, stacked="layers" in path)
         weight.set_metadata(out_sharding=spec if fsdp else P())
     return model
 

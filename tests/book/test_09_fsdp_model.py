@@ -1,11 +1,12 @@
-"""Chapter 9, "FSDP by hand for a Flax model", and its program in examples/fsdp_by_hand.py."""
+"""Chapter 9, "FSDP by hand for a Flax model". Its program for a stack of layers, in
+examples/fsdp_by_hand.py, has more tests in tests/examples/test_fsdp_by_hand.py.
+"""
 
-import operator
-import re
 from functools import lru_cache, partial
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,9 +17,10 @@ import meshscope as ms
 from compared import assert_same
 from defined import definitions, program_at, shown
 from layers_of_fsdp import large_weights
+from many_devices import fsdp as offered
 from many_devices.compiled import stored_program
-from many_devices.model import large
 from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of, run
+from traced import equations
 
 PAGE = "09-fsdp-model"
 FILE = BOOK.parent / "examples" / "fsdp_by_hand.py"
@@ -49,134 +51,145 @@ def gradient_on(page, mesh, model, loss=None):
 
 
 def test_the_file_is_the_program_of_the_page():
-    """Every definition of examples/fsdp_by_hand.py stands on the page as it is, except `main` and the
-    lines that load the digits, which the page imports."""
+    """Every definition of examples/fsdp_by_hand.py stands on the page as it is, except `main`, the
+    lines that load the digits, which the page imports, and what a stack of layers changes."""
     on_page = shown(PAGE)
     in_file = definitions(FILE.read_text("utf-8"))
     for name in ("main", "digits", "images_BI", "labels_B"):
         del in_file[name]
-    assert in_file.keys() >= {
-        "gather",
-        "Model",
-        "init_sharded",
-        "optimizer",
-        "compiled_step",
-        "train",
-    }
-    assert in_file == {name: on_page[name] for name in in_file}
+    differ = {name for name in in_file if in_file[name] != on_page[name]}
+    assert differ == {"fsdp_spec", "gather", "Model", "make"}
+    assert in_file.keys() >= {"Layer", "gather_and_call", "init_sharded", "compiled_step", "train"}
 
 
-def test_the_file_trains_with_both_strategies(capsys):
-    """examples/fsdp_by_hand.py, called as its head says, on eight devices."""
+def test_without_a_stack_the_files_rule_is_that_of_the_page(page):
+    """So are those of the package, which later pages import."""
     program = program_at(FILE)
-    program.main()
-    said = capsys.readouterr().out
-    losses = re.findall(r"loss ([\d.]+) at step 0, ([\d.]+) at step 19", said)
-    assert len(losses) == 2 and losses[0][0] == losses[1][0]
-    assert float(losses[0][1]) == pytest.approx(float(losses[1][1]), abs=2e-4)
-    assert re.findall(r"([\d,]+) bytes", said) == ["1,217,704", "164,008"]
+    for shape in [(96, 384), (384, 96), (96,), (7, 7, 3, 64), (65, 100), (32, 32), (64, 64, 16)]:
+        wanted = page.fsdp_spec(shape, 8)
+        assert program.fsdp_spec(shape, 8) == offered.fsdp_spec(shape, 8) == wanted, shape
+
+
+def test_the_files_stack_computes_what_the_pages_list_does(page):
+    """With the same weights, the gradient of the file's stacked model is that of the page's."""
+    program, listed = program_at(FILE), new_model(page)
+
+    def stack_of(layers):
+        return jax.tree.map(lambda *weights: jnp.stack(weights), *layers)
+
+    stacked = program.Model(L=2, D=96, F=384, rngs=nnx.Rngs(0))
+    stacked.enter, stacked.leave = nnx.clone(listed.enter), nnx.clone(listed.leave)
+    stacked.layers = stack_of(listed.layers)
+    for path, weight in nnx.to_flat_state(nnx.state(stacked)):
+        spec = program.fsdp_spec(weight.shape, 8, stacked="layers" in path)
+        weight.set_metadata(out_sharding=spec)
+    found = gradient_on(page, page.mesh, stacked)
+    wanted = gradient_on(page, page.mesh, listed)
+    for part in ("enter", "leave"):
+        assert_same(getattr(found, part), getattr(wanted, part), rtol=1e-3)
+    assert_same(jax.tree.leaves(found.layers), jax.tree.leaves(stack_of(wanted.layers)), rtol=1e-3)
 
 
 # Which dimension to shard
 
 
 def test_fsdp_spec_shards_the_largest_dimension_that_the_devices_divide(page):
-    """The largest dimension that the devices divide, never L; small weights stay whole."""
+    """The largest dimension that the devices divide; small weights stay whole."""
     spec = page.fsdp_spec
     assert spec((96, 384), 8) == P(None, "data")
     assert spec((384, 96), 8) == P("data", None)
     assert spec((96,), 8) == P()  # small
-    assert spec((16, 96, 384), 8, stacked=True) == P(None, None, "data")
-    assert spec((512, 96, 48), 8, stacked=True) == P(None, "data", None)
-    assert spec((512, 96), 8, stacked=True) == P()  # small
+    assert spec((16, 96, 384), 8) == P(None, None, "data")
     assert spec((7, 7, 3, 60), 8) == P()  # nothing divides
     assert spec((65, 100), 8) == P() != spec((72, 100), 8)
     assert spec((65, 100), 4) == P(None, "data")
     assert spec((32, 32), 8) == P("data", None) != spec((31, 33), 8)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(large_weights())]
-    assert all(spec(shape, 8, len(shape) > 2 or shape[0] == large.L) != P() for shape in shapes)
 
 
 # A Flax model
 
 
-def test_gather_makes_a_layer_of_the_stack_whole(page):
-    """Of a layer that the scan takes out, a device has 48 of 384 columns, after gather all."""
+def test_gather_makes_a_layer_whole(page):
+    """Of a layer, a device stores 48 of 384 columns, and after gather has all."""
     seen = []
 
-    def look(blocks):
-        layer = jax.tree.map(lambda stack: stack[0], blocks)
+    def look(layer):
         seen.extend([layer.up.kernel.shape, page.gather(layer).up.kernel.shape])
         seen.append(page.gather(layer).down.kernel.shape)
 
-    specs = nnx.get_partition_spec(new_model(page).blocks)
-    mapped = jax.shard_map(look, mesh=page.mesh, in_specs=(specs,), out_specs=P())
-    jax.eval_shape(mapped, new_model(page).blocks)
+    layer = new_model(page).layers[0]
+    specs = nnx.get_partition_spec(layer)
+    jax.eval_shape(jax.shard_map(look, mesh=page.mesh, in_specs=(specs,), out_specs=P()), layer)
     assert seen == [(96, 48), (96, 384), (384, 96)]
 
 
-def traced_gradient(page):
+def kept(page):
+    """Without jax.checkpoint, gathered weights are kept until the backward pass."""
+    return mock.patch.dict(page.variables, gather_and_call=lambda module, x: page.gather(module)(x))
+
+
+def gathers_and_scatters(page):
+    """Of the gradient, traced."""
     specs = nnx.get_partition_spec(new_model(page))
     mapped = jax.shard_map(
         jax.grad(page.mean_loss), mesh=page.mesh, in_specs=(specs, P("data")), out_specs=specs
     )
-    return str(jax.make_jaxpr(mapped)(new_model(page), batch_of_digits(page)))
+    traced = jax.make_jaxpr(mapped)(new_model(page), batch_of_digits(page)).jaxpr
+    gathers, scatters = equations(traced, "all_gather"), equations(traced, "reduce_scatter")
+    return len(list(gathers)), len(list(scatters))
 
 
 def test_the_models_layers_are_gathered_in_both_passes(page):
-    """Once each of what enters, and up and down in the scan, and the last two again backwards."""
-    traced = traced_gradient(page)
-    assert (traced.count("all_gather["), traced.count("reduce_scatter[")) == (5, 3)
+    """Once what enters, whose gradient does not need it, and up and down of two layers twice."""
+    assert gathers_and_scatters(page) == (1 + 2 * 4, 1 + 4)
 
 
-def test_without_checkpoint_the_models_weights_are_gathered_once(page, monkeypatch):
+def test_without_checkpoint_the_models_weights_are_gathered_once(page):
     """They are kept until the backward pass."""
-    monkeypatch.setattr(jax, "checkpoint", lambda layer: layer)
-    traced = traced_gradient(page)
-    assert (traced.count("all_gather["), traced.count("reduce_scatter[")) == (3, 3)
+    with kept(page):
+        assert gathers_and_scatters(page) == (1 + 4, 1 + 4)
 
 
-@pytest.mark.parametrize(
-    "checkpoint, wanted", [(jax.checkpoint, (4, 96, 48)), (lambda layer: layer, (4, 96, 384))]
-)
-def test_only_with_checkpoint_a_device_keeps_its_pieces_of_the_layers(
-    page, monkeypatch, checkpoint, wanted
-):
-    """Of up, in all four layers, the backward pass needs 48 of 384 columns on each device; without
-    jax.checkpoint all of them."""
-    monkeypatch.setattr(jax, "checkpoint", checkpoint)
-    kept = []
+def kept_shapes(page):
+    """Of up and down, the shapes of what the backward pass needs on a device."""
+    found = []
 
     def forward(model, batch_block):
         loss, backward = jax.vjp(lambda model: page.mean_loss(model, batch_block), model)
-        kept.extend(leaf.shape for leaf in jax.tree.leaves(backward))
+        found.extend(leaf.shape for leaf in jax.tree.leaves(backward))
         return loss
 
     specs = nnx.get_partition_spec(new_model(page)), P("data")
     mapped = jax.shard_map(forward, mesh=page.mesh, in_specs=specs, out_specs=P())
     jax.eval_shape(mapped, new_model(page), batch_of_digits(page))
-    assert [shape for shape in kept if shape[:2] == (4, 96) and len(shape) == 3] == [wanted]
+    pieces, whole = {(96, 48), (48, 96)}, {(96, 384), (384, 96)}
+    return sorted(shape for shape in found if shape in pieces | whole)
 
 
-def test_a_device_stores_164_008_bytes_of_weights(page):
-    """One eighth of 301,056 numbers, and 3,370 that are whole, in 4 bytes each."""
+def test_only_with_checkpoint_a_device_keeps_its_pieces_of_the_layers(page):
+    """Of each layer the backward pass needs one eighth of up and down; without jax.checkpoint all."""
+    assert kept_shapes(page) == 2 * [(48, 96)] + 2 * [(96, 48)]
+    with kept(page):
+        assert kept_shapes(page) == 2 * [(96, 384)] + 2 * [(384, 96)]
+
+
+def test_a_device_stores_85_672_bytes_of_weights(page):
+    """One eighth of 153,600 numbers, and 2,218 that are whole, in 4 bytes each."""
     model = page.init_sharded(page.mesh, fsdp=True)
     leaves = jax.tree.leaves(model)
     whole = sum(leaf.size for leaf in leaves if leaf.is_fully_replicated)
-    assert (whole, sum(leaf.size for leaf in leaves)) == (3_370, 3_370 + 301_056)
-    assert ms.memory(model).bytes_per_device == 4 * (301_056 // 8 + 3_370) == 164_008
+    assert (whole, sum(leaf.size for leaf in leaves)) == (2_218, 2_218 + 153_600)
+    assert ms.memory(model).bytes_per_device == 4 * (153_600 // 8 + 2_218) == 85_672
 
 
 def test_every_weight_is_sharded_as_annotated_and_as_fsdp_spec_says(page):
-    """The model is annotated by fsdp_spec, the layers of the stack never sharded."""
+    """The model is annotated by fsdp_spec, and sharded accordingly."""
     model = page.init_sharded(page.mesh, fsdp=True)
     for path, weight in nnx.to_flat_state(nnx.state(model)):
-        stacked = path[0] == "blocks"
-        spec = page.fsdp_spec(weight.shape, 8, stacked)
+        spec = page.fsdp_spec(weight.shape, 8)
         assert weight.out_sharding == spec, path
         sharding = jax.NamedSharding(page.mesh, spec)
         assert weight.sharding.is_equivalent_to(sharding, weight.ndim), path
-        assert not stacked or weight.shape[0] == 4
 
 
 def test_without_fsdp_all_weights_are_copies(page):
@@ -203,8 +216,7 @@ def test_the_models_gradient_is_that_of_one_device(page):
     def plain_loss(model, batch):  # without shard_map, mesh, gather or pmean
         x_BI, labels_B = batch
         x_BD = model.enter(x_BI)
-        for number in range(4):
-            layer = jax.tree.map(operator.itemgetter(number), model.blocks)
+        for layer in model.layers:
             x_BD = layer(x_BD)
         scores = model.leave(x_BD)
         return optax.softmax_cross_entropy_with_integer_labels(scores, labels_B).mean()
@@ -233,9 +245,9 @@ def test_twenty_steps_give_the_losses_and_weights_of_one_device(page):
 
 
 def test_the_weights_take_an_eighth_and_what_is_whole(page):
-    """1,217,704 bytes as copies, 164,008 in pieces, also when trained."""
+    """623,272 bytes as copies, 85,672 in pieces, also when trained."""
     held = {name: ms.memory(trained).bytes_per_device for name, (trained, _) in page.runs.items()}
-    assert held == {"data parallel": 1_217_704, "FSDP": 164_008}
+    assert held == {"data parallel": 623_272, "FSDP": 85_672}
 
 
 def test_large_weights_are_still_sharded_when_trained(page):
@@ -271,7 +283,7 @@ def test_the_run_makes_its_momentum_in_pieces(page):
 
     with mock.patch.dict(page.variables, compiled_step=recorded):
         page.train(page.mesh, fsdp=True, steps=1)
-    assert held == [164_008, 164_008]
+    assert held == [85_672, 85_672]
 
 
 def test_the_step_donates_and_returns_pieces(page):
@@ -293,7 +305,7 @@ def test_the_step_keeps_the_shardings_that_it_gets(page):
     one_step = page.compiled_step(page.mesh, model, momentum)
     model, momentum, _ = one_step(model, momentum, batch_of_digits(page))
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(momentum))
-    assert ms.memory(model).bytes_per_device == 164_008
+    assert ms.memory(model).bytes_per_device == 85_672
 
 
 def test_right_answers_are_counted_over_all_devices(page):
@@ -399,10 +411,10 @@ def test_momentum_and_moments_are_sharded_as_the_weights(page):
 
 
 def test_made_inside_jit_the_moments_are_whole(page):
-    """328,020 bytes outside jax.jit, 2,435,412 inside."""
+    """171,348 bytes outside jax.jit, 1,246,548 inside."""
     init = optax.adam(1e-3).init
     states = init(new_model(page)), jax.jit(init)(new_model(page))
-    assert [ms.memory(state).bytes_per_device for state in states] == [328_020, 2_435_412]
+    assert [ms.memory(state).bytes_per_device for state in states] == [171_348, 1_246_548]
 
 
 def moment(axis_type, jitted, in_context):
@@ -442,7 +454,16 @@ def test_with_checkpoint_fsdp_sends_1_5_times_the_bytes_of_data_parallelism():
     all_reduced = 2 * 7 / 8 * 4 * count
     assert sent("fsdp-freed", "gpu") / all_reduced == pytest.approx(1.5, rel=0.01)
     assert sent("fsdp-kept", "gpu") / all_reduced == pytest.approx(1, rel=0.01)
-    assert sent("fsdp-freed", "tpu") / all_reduced == pytest.approx(1, rel=0.02)
+
+
+def test_for_tpu_v5e_fsdp_sends_about_as_many_bytes_because_it_gathers_in_bfloat16():
+    """Of what it gathers of the large model, nearly all is in bfloat16."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(large_weights()))
+    assert sent("fsdp-freed", "tpu") / (2 * 7 / 8 * 4 * count) == pytest.approx(1, abs=0.02)
+    moves = stored_program("fsdp-freed")["tpu"]["moves"]
+    gathers = [row for row in moves if row["kind"] == "all-gather"]
+    halved = sum(row["wire"] for row in gathers if row["dtype"] == "bfloat16")
+    assert halved > 0.99 * sum(row["wire"] for row in gathers)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

@@ -56,8 +56,6 @@ SHOWN = [
     ("05-checkpoint", checkpoints.start),
     ("05-checkpoint", checkpoints.train_until),
     ("07-explicit", helpers.type_of),
-    ("09-fsdp-model", fsdp.fsdp_spec),
-    ("09-fsdp-model", fsdp.gather),
     ("09e-any-module", fsdp.global_norm),
     ("11-processes", processes.data_mesh),
     ("11-processes", processes.rows_here),
