@@ -121,9 +121,7 @@ def test_with_the_check_off_neither_gradient_is_right(page):
         **off,
     )
     assert_same(fsdp(page.w_pieces_DF, page.batch), 8 * page.true_gradient)
-    ddp = jax.shard_map(
-        jax.grad(page.mean_error), in_specs=(P(), P("data")), out_specs=P(), **off
-    )
+    ddp = jax.shard_map(jax.grad(page.mean_error), in_specs=(P(), P("data")), out_specs=P(), **off)
     first = [block[:8] for block in page.batch]
     own = ddp(page.w_DF, page.batch).addressable_data(0)
     assert_same(own, jax.grad(page.error_of)(page.w_DF, first))
