@@ -163,6 +163,7 @@ def test_a_directory_of_another_run_is_refused(never, capfd, flag, there):
     assert sorted(never.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_new_schedule_goes_on_when_told_so(tmp_path, never, capfd):
     run = copied(never, tmp_path / "run")
     new = ["--learning-rate", 0.5, "--warm-up", 0, "--decay-steps", 48, "--new-schedule"]
@@ -174,6 +175,7 @@ def test_a_new_schedule_goes_on_when_told_so(tmp_path, never, capfd):
     assert "--learning-rate 0.5 (now 0.006)" in said, "the new one is noted"
 
 
+@pytest.mark.slow
 def test_it_begins_with_other_weights_and_tests_without_training(tmp_path, never, capfd):
     said = ran(capfd, never, "--eval-only")
     loss = lives.column(never, "test_loss")[-1]
@@ -193,6 +195,7 @@ def test_it_begins_with_other_weights_and_tests_without_training(tmp_path, never
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_named_at_its_step_and_not_saved(tmp_path, capfd):
     more = ["--learning-rate", 1e30, "--warm-up", 0, "--clip", 0, "--steps", 20]
     said = ran(capfd, tmp_path / "nan", *more, status=train.FAILED)
@@ -200,6 +203,7 @@ def test_a_loss_that_is_not_finite_is_named_at_its_step_and_not_saved(tmp_path, 
     assert "Traceback" not in said and lives.complete(tmp_path / "nan") == []
 
 
+@pytest.mark.slow
 def test_a_profile_and_a_sample_are_written(tmp_path, capfd):
     run = tmp_path / "run"
     said = ran(capfd, run, "--steps", 8, "--profile", 2, "--sample", 5)
