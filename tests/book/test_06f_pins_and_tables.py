@@ -9,26 +9,13 @@ from flax import nnx
 
 import meshscope as ms
 from many_devices.compiled import stored_program
-from many_devices.logical import Model, Rules, large, make_model, mesh_of, step_program, tiny
+from many_devices.logical import Model, Rules, large, make_model, mesh_of, tiny
 from many_devices.training import sent_mb
 from pages import compiled_for_cpu, source_of
+from steps_by_table import IMAGES, RING, TOKENS_OF_AN_IMAGE, compiled, sent
 from traced import equations
 
 PAGE = "06f-pins-and-tables"
-IMAGES = 64  # of the stored programs of the large model
-TOKENS_OF_AN_IMAGE = 16
-RING = 7 / 8  # of the whole, which a device of eight sends in a gather or a reduce-scatter
-
-
-def sent(name, compiler):
-    return sum(row["wire"] for row in stored_program(name)[compiler]["moves"])
-
-
-@functools.cache
-def compiled(config, rules, shape, B):
-    """The step, compiled here, and its mesh."""
-    mesh = mesh_of(*shape)
-    return step_program(config, rules, mesh, B), mesh
 
 
 def step_of(page, config, B=IMAGES):
