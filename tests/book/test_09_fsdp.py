@@ -13,6 +13,7 @@ from compared import assert_same
 from layers_of_fsdp import large_weights
 from many_devices.model import large
 from pages import check_exercise, compiled_for_cpu, exercises_of
+from traced import kept_for_backward
 
 PAGE = "09-fsdp"
 P = jax.P
@@ -148,15 +149,8 @@ def test_the_gradient_of_fsdp_is_right_and_in_pieces(page):
 
 def test_the_backward_pass_of_one_matrix_does_not_need_it_whole(page):
     """As drawn: of the gathered matrix, nothing is kept after the forward pass."""
-    kept = []
-
-    def forward(w_block_DF, batch_block):
-        error, backward = jax.vjp(lambda w: page.fsdp_mean_error(w, batch_block), w_block_DF)
-        kept.extend(leaf.shape for leaf in jax.tree.leaves(backward))
-        return error
-
-    specs = dict(in_specs=(page.by_rows, P("data")), out_specs=P())
-    jax.eval_shape(jax.shard_map(forward, mesh=page.mesh, **specs), page.w_DF, page.batch)
+    specs = page.by_rows, P("data")
+    kept = kept_for_backward(page.fsdp_mean_error, page.w_DF, page.batch, page.mesh, specs)
     assert kept and page.w_DF.shape not in kept
 
 

@@ -20,7 +20,7 @@ from layers_of_fsdp import large_weights
 from many_devices import fsdp as offered
 from many_devices.compiled import stored_program
 from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of, run
-from traced import equations
+from traced import equations, kept_for_backward
 
 PAGE = "09-fsdp-model"
 FILE = BOOK.parent / "examples" / "fsdp_by_hand.py"
@@ -152,16 +152,9 @@ def test_without_checkpoint_the_models_weights_are_gathered_once(page):
 
 def kept_shapes(page):
     """Of up and down, the shapes of what the backward pass needs on a device."""
-    found = []
-
-    def forward(model, batch_block):
-        loss, backward = jax.vjp(lambda model: page.mean_loss(model, batch_block), model)
-        found.extend(leaf.shape for leaf in jax.tree.leaves(backward))
-        return loss
-
-    specs = nnx.get_partition_spec(new_model(page)), P("data")
-    mapped = jax.shard_map(forward, mesh=page.mesh, in_specs=specs, out_specs=P())
-    jax.eval_shape(mapped, new_model(page), batch_of_digits(page))
+    model, batch = new_model(page), batch_of_digits(page)
+    specs = nnx.get_partition_spec(model), P("data")
+    found = kept_for_backward(page.mean_loss, model, batch, page.mesh, specs)
     pieces, whole = {(96, 48), (48, 96)}, {(96, 384), (384, 96)}
     return sorted(shape for shape in found if shape in pieces | whole)
 

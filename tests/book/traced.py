@@ -21,6 +21,20 @@ def equations(jaxpr, primitive=None):
                 yield from ((found, times * n) for found, n in equations(inner, primitive))
 
 
+def kept_for_backward(loss_of, weights, batch, mesh, specs):
+    """The shapes of what the backward pass of a loss under `shard_map` needs on a device."""
+    kept = []
+
+    def forward(weights, batch_block):
+        loss, backward = jax.vjp(lambda weights: loss_of(weights, batch_block), weights)
+        kept.extend(leaf.shape for leaf in jax.tree.leaves(backward))
+        return loss
+
+    mapped = jax.shard_map(forward, mesh=mesh, in_specs=specs, out_specs=jax.P())
+    jax.eval_shape(mapped, weights, batch)
+    return kept
+
+
 class Behind(NamedTuple):
     """How many messages, and how many products, have to end one after another before this can start."""
 

@@ -15,7 +15,7 @@ from defined import definitions
 from layers_of_fsdp import large_weights
 from many_devices import fsdp as offered
 from many_devices.model import large
-from traced import equations
+from traced import equations, kept_for_backward
 
 P = jax.P
 
@@ -127,14 +127,8 @@ def test_only_with_checkpoint_a_device_keeps_its_pieces(mesh, monkeypatch, check
     if not checkpoint:
         monkeypatch.setattr(example, "gather_and_call", lambda module, x: example.gather(module)(x))
     model, batch = abstract(mesh, 4)
-    kept = []
-
-    def forward(model, batch_block):
-        loss, backward = jax.vjp(lambda model: example.mean_loss(model, batch_block), model)
-        kept.extend(leaf.shape for leaf in jax.tree.leaves(backward))
-        return loss
-
-    jax.eval_shape(mapped(mesh, forward, model, P()), model, batch)
+    specs = nnx.get_partition_spec(model), P("data")
+    kept = kept_for_backward(example.mean_loss, model, batch, mesh, specs)
     assert [shape for shape in kept if shape[:2] == (4, 96) and len(shape) == 3] == [wanted]
 
 
