@@ -1,8 +1,8 @@
 """Programs of the book compiled again, for TPU and GPU; what was stored of them, and the claims.
 
 book/compiled/claims.toml says which programs, and what the book claims of them;
-companion/many_devices/compiled.json what each compiler made of them. `bookkit second-compiler` writes
-the second from the first.
+companion/many_devices/compiled.json what each compiler made of them, and book/compiled/codes.json of
+what code. `bookkit second-compiler` writes both.
 """
 
 from __future__ import annotations
@@ -100,9 +100,18 @@ def rows_path(book: Book) -> Path:
     return book.root / "companion" / "many_devices" / "compiled.json"
 
 
+def codes_path(book: Book) -> Path:
+    """Of the code that each program was compiled from; not for readers, so not in the companion."""
+    return book.root / "book" / "compiled" / "codes.json"
+
+
 def load_rows(book: Book) -> dict[str, Any]:
     """What was stored: "about", the releases and the date; "programs", what each compiler made."""
-    return json.loads(rows_path(book).read_text("utf-8"))
+    rows = json.loads(rows_path(book).read_text("utf-8"))
+    codes = json.loads(codes_path(book).read_text("utf-8"))
+    for name, program in rows["programs"].items():
+        program["code"] = codes.get(name)
+    return rows
 
 
 # Claims, measured on what each compiler made.

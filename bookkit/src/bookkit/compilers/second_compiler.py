@@ -37,6 +37,7 @@ from bookkit.compilers.claims import (
     Judged,
     Program,
     cells_before,
+    codes_path,
     digest_of_code,
     judge,
     load_rows,
@@ -146,8 +147,7 @@ def compile_all(book: Book, others: Path, only: Sequence[str]) -> tuple[dict[str
     new = {}
     for name, program in programs.items():
         if name in made:
-            origin = {"page": program.page, "after": program.after}
-            new[name] = {**origin, "code": digest_of_code(book, program), **made[name]}
+            new[name] = {**made[name], "code": digest_of_code(book, program)}
         elif name in stored["programs"]:
             new[name] = stored["programs"][name]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -155,8 +155,11 @@ def compile_all(book: Book, others: Path, only: Sequence[str]) -> tuple[dict[str
 
 
 def write_rows(book: Book, data: dict[str, Any]) -> None:
-    """JSON with a line for each row, so that a difference can be read."""
-    text = json.dumps(data, indent=1, ensure_ascii=False)
+    """JSON with a line for each row, so that a difference can be read; the digests apart."""
+    programs = {name: dict(entry) for name, entry in data["programs"].items()}
+    codes = {name: entry.pop("code") for name, entry in programs.items()}
+    codes_path(book).write_text(json.dumps(codes, indent=1) + "\n", "utf-8")
+    text = json.dumps({**data, "programs": programs}, indent=1, ensure_ascii=False)
     of_two = r"\[[^\[\]{}]*(?:\[[^\[\]{}]*\][^\[\]{}]*)*\]"  # a list with lists
     short = re.compile(r"[\[{][^\[\]{}]*[\]}]|\{[^{}\[\]]*(?:\[[^\[\]]*\][^{}\[\]]*)*\}|" + of_two)
     text = short.sub(lambda part: re.sub(r"\n\s*", " ", part[0]), text)
