@@ -4,7 +4,7 @@
     many_devices.setup()  # eight simulated devices, before JAX is used
 
     from many_devices.helpers import put
-    from many_devices.model import Model, Strategy
+    from many_devices.stacked import Model, Strategy
 
 A chapter shows a program where it introduces it. Later pages import it from here, by name:
 
@@ -14,8 +14,9 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `checks` | `misplaced`, `assert_placed` | chapter 2, deeper pages 06b and 06c |
 | `stack` | a block of two weights, and a stack of such blocks | chapter 3 |
 | `data` | the handwritten digits | chapter 4 |
-| `model` | `Config`, `Strategy`, `Block`, `Model`, `loss_of` | chapter 4 |
-| `training` | the training step, batches, a short training run | chapter 4 |
+| `model` | the model, its strategies, batches and training step | chapter 4 |
+| `stacked` | the same model with its blocks in a stack, and with options | deeper page 04a |
+| `training` | the training of that model: steps, batches, a short training run | deeper page 04a |
 | `memory` | what a training step keeps on each device | deeper page 04c |
 | `checkpoints` | a training run that is saved while it trains, and resumes | chapter 5 |
 | `logical` | the table of logical axes with checks, and a transformer that uses it | chapter 6 and 06a |

@@ -1,13 +1,11 @@
 """Chapter 5: a training run that is saved while it trains, and resumes on any mesh."""
 
 import contextlib
-import functools
 import gc
 import logging
 import sys
 import textwrap
 import warnings
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,58 +14,37 @@ from orbax.checkpoint import v1 as ocp
 
 from many_devices.helpers import silence_orbax
 from many_devices.logical import mesh_of  # noqa: F401, chapter 5 shows it
-from many_devices.model import loss_of, strategies, tiny
-from many_devices.training import batch_of, make
-
-
-class Run(NamedTuple):
-    """All arrays that training needs to go on."""
-
-    model: nnx.Module
-    optimizer: nnx.Optimizer
-    rngs: nnx.Rngs
+from many_devices.model import batch_of, compiled_step, make, step, strategies, tiny
 
 
 def make_run():
-    """A new run: chapter 4's model and optimizer, and a key for noise."""
-    model, optimizer = make(tiny, strategies["FSDP x tensor"])
-    return Run(model, optimizer, nnx.Rngs(1))
-
-
-def step(run, batch):
-    """One training step on images with noise: the run after it, and the loss."""
-    images_BI, labels_B, weights_B = batch
-    key = run.rngs()  # a new key; the counter behind it goes up by one
-    noisy_BI = images_BI + 0.1 * jax.random.normal(key, images_BI.shape)
-    batch = noisy_BI, labels_B, weights_B
-    loss, grads = nnx.value_and_grad(loss_of)(run.model, batch)
-    run.optimizer.update(run.model, grads)
-    return run, loss
-
-
-@functools.cache
-def step_on(mesh):
-    """The step, compiled once for each mesh."""
-    graphdef, target = nnx.get_abstract_model(make_run, mesh)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, nnx.merge(graphdef, target))
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-
-
-def advance(run, mesh, first, last):
-    """Take steps first to last - 1: the run after them, and their losses."""
-    losses = []
-    with jax.set_mesh(mesh):
-        for number in range(first, last):
-            rows = np.random.default_rng(number).choice(1437, 64, replace=False)
-            run, loss = step_on(mesh)(run, batch_of(rows, mesh))
-            losses.append(loss)
-    return run, [float(loss) for loss in losses]
+    """Make a new model and its optimizer."""
+    return make(tiny, strategies["FSDP x tensor"])
 
 
 def restore(path, mesh):
-    """The run of a checkpoint, on this mesh."""
+    """Load the run of a checkpoint onto this mesh."""
     graphdef, target = nnx.get_abstract_model(make_run, mesh)
     return nnx.merge(graphdef, ocp.load(path, target))
+
+
+def batch_at(number, mesh):
+    """Return the batch of this step, the same on every mesh and in every run."""
+    rows = np.random.default_rng(number).choice(1437, 64, replace=False)
+    return batch_of(rows, mesh)
+
+
+def advance(run, mesh, first, last):
+    """Take steps first to last - 1: return the new run and the losses."""
+    model, optimizer = run
+    losses = []
+    with jax.set_mesh(mesh):
+        train_step = compiled_step(step, model, optimizer)
+        for number in range(first, last):
+            batch = batch_at(number, mesh)
+            model, optimizer, loss = train_step(model, optimizer, batch)
+            losses.append(loss)
+    return (model, optimizer), [float(loss) for loss in losses]
 
 
 when = ocp.training.save_decision_policies
@@ -87,27 +64,31 @@ def open_series(folder):
 
 
 def start(saver, mesh):
-    """The number of steps taken, and the run: from the newest checkpoint, or new."""
+    """Return the run: from the newest checkpoint, or a new one."""
     if saver.latest is None:
         with jax.set_mesh(mesh):
-            return 0, jax.jit(make_run)()
+            return jax.jit(make_run)()
     graphdef, target = nnx.get_abstract_model(make_run, mesh)
     loaded = saver.load(abstract_state=target)  # without a number: the newest
-    return saver.latest.step, nnx.merge(graphdef, loaded)
+    return nnx.merge(graphdef, loaded)
 
 
 def train_until(last, folder, mesh):
-    """Train up to step `last`, from the newest checkpoint in the folder if it has one."""
+    """Train until `last` steps are taken, from the newest checkpoint, if any."""
     losses = []
-    with open_series(folder) as saver:
-        number, run = start(saver, mesh)
-        print("starts with step", number, flush=True)
-        while number < last:
-            run, new = advance(run, mesh, number, number + 1)
-            losses += new
-            number += 1  # steps taken so far
-            saver.save_async(number, nnx.state(run), force=number == last)
-    return run, losses
+    with open_series(folder) as saver, jax.set_mesh(mesh):
+        model, optimizer = start(saver, mesh)
+        taken = int(optimizer.step[...])
+        print("starts with step", taken, flush=True)
+        train_step = compiled_step(step, model, optimizer)
+        while taken < last:
+            batch = batch_at(taken, mesh)
+            model, optimizer, loss = train_step(model, optimizer, batch)
+            losses.append(loss)
+            taken += 1
+            state = nnx.state((model, optimizer))
+            saver.save_async(taken, state, force=(taken == last))
+    return (model, optimizer), [float(loss) for loss in losses]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 
 from many_devices.data import images_BI, labels_B
-from many_devices.model import Model, Strategy, loss_of
+from many_devices.stacked import Model, Strategy, loss_of
 
 P = jax.P
 

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 
 import meshscope as ms
-from many_devices.model import large, loss_of
+from many_devices.stacked import large, loss_of
 from many_devices.training import shapes
 
 ROWS = 32768  # of a batch: 4,096 on each of eight devices

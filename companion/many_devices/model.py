@@ -1,17 +1,49 @@
-"""The model of chapter 4, and the strategies by which it is trained.
-
-`Strategy` has three fields more than chapter 4 shows, each with a default that changes nothing:
-`pin` and `use` are introduced in chapter 9, `remat` on the page about memory.
-"""
+"""Chapter 4's program: data, model, loss, optimizer and step, for any of its strategies."""
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from flax import nnx
 
-init = nnx.initializers.lecun_normal()
+from many_devices.data import images_BI, labels_B
+
+P = jax.P
+auto = (jax.sharding.AxisType.Auto,) * 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    data: int  # devices along `data`, which shards the batch
+    model: int  # devices along `model`, which shards the weights
+    fsdp: str | None = None  # "data" for FSDP: this axis shards the weights too
+
+    def mesh(self):
+        sizes = (self.data, self.model)
+        return jax.make_mesh(sizes, ("data", "model"), axis_types=auto)
+
+
+strategies = {
+    "data parallel": Strategy(8, 1),
+    "FSDP": Strategy(8, 1, fsdp="data"),
+    "tensor parallel": Strategy(1, 8),
+    "FSDP x tensor": Strategy(2, 4, fsdp="data"),
+}
+
+
+def shuffled(epoch, size=64):
+    """Shuffle the training rows and split them into batches of `size`."""
+    rows = np.random.default_rng(epoch).permutation(1437)
+    whole = len(rows) // size * size  # without the last 29
+    return rows[:whole].reshape(-1, size)
+
+
+def batch_of(rows, mesh):
+    """Make a sharded batch of these rows: the images and their labels."""
+    arrays = images_BI[rows], labels_B[rows]
+    return jax.device_put(arrays, jax.NamedSharding(mesh, P("data")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,54 +52,22 @@ class Config:
     D: int  # model width
     F: int  # hidden width
     I: int = 64  # pixels of an image
-    V: int = 16  # ten classes, padded to a number that eight devices divide
+    V: int = 10  # digits
 
 
-def unchanged(x):
-    return x
-
-
-@dataclasses.dataclass(frozen=True)
-class Strategy:
-    data: int  # devices along `data`, which shards the batch
-    model: int  # devices along `model`, which shards the weights
-    fsdp: str | None = None  # "data": weights are sharded along it as well, FSDP
-    pin: bool = True  # activations stay sharded as the strategy says
-    use: Callable = unchanged  # what weights pass through before use
-    remat: Callable = unchanged  # around a layer; jax.checkpoint computes it again
-
-    def mesh(self):
-        axis_types, count = (jax.sharding.AxisType.Auto,) * 2, self.data * self.model
-        return jax.make_mesh(
-            (self.data, self.model),
-            ("data", "model"),
-            axis_types=axis_types,
-            devices=jax.devices()[:count],
-        )
-
-
-tiny, large = Config(L=4, D=96, F=384), Config(L=32, D=4096, F=16384)
-strategies = {
-    "one device": Strategy(1, 1),
-    "data parallel": Strategy(8, 1),
-    "FSDP": Strategy(8, 1, fsdp="data"),
-    "tensor parallel": Strategy(1, 8),
-    "FSDP x tensor": Strategy(2, 4, fsdp="data"),
-}
-
-
-def pinned(x, strategy, features=None):
-    """Rows of the batch over `data`; features whole, or over the axis that is named."""
-    if not strategy.pin:
-        return x
-    return jax.lax.with_sharding_constraint(x, jax.P("data", features))
+tiny = Config(L=2, D=96, F=384)
+init = nnx.initializers.lecun_normal()
 
 
 def rms_norm(x_BD, scale_D):
-    """Divide each row by its root mean square, in float32, and multiply by learned scales."""
-    x32_BD = x_BD.astype("float32")
-    rms_B1 = jnp.sqrt(jnp.mean(x32_BD**2, -1, keepdims=True) + 1e-6)
-    return (x32_BD / rms_B1 * scale_D).astype(x_BD.dtype)
+    """Divide each row by its root mean square, and multiply by learned scales."""
+    rms_B1 = jnp.sqrt(jnp.mean(x_BD**2, axis=-1, keepdims=True) + 1e-6)
+    return x_BD / rms_B1 * scale_D
+
+
+def pinned(x_BD):
+    """Constrain an activation: the batch along `data`, its features whole."""
+    return jax.lax.with_sharding_constraint(x_BD, P("data"))
 
 
 class Block(nnx.Module):
@@ -85,43 +85,44 @@ class Block(nnx.Module):
         return x_BD + h_BF @ self.w_FD + self.b_D
 
 
-def make_stack(config, strategy, rngs):
-    """One Block whose weights have a first dimension L, the layers."""
-
-    def make_layer(rngs):
-        return Block(config, strategy, rngs)
-
-    over_layers = nnx.vmap(make_layer, transform_metadata={nnx.PARTITION_NAME: None})
-    return over_layers(rngs.split(config.L))
-
-
 class Model(nnx.Module):
     def __init__(self, config, strategy, rngs):
         I, D, V, fsdp = config.I, config.D, config.V, strategy.fsdp
-        self.w_ID = nnx.Param(init(rngs.params(), (I, D)), out_sharding=("model", fsdp))
-        self.blocks = make_stack(config, strategy, rngs)
-        self.w_DV = nnx.Param(init(rngs.params(), (D, V)), out_sharding=(fsdp, "model"))
-        self.strategy = strategy
+        self.w_ID = nnx.Param(init(rngs.params(), (I, D)), out_sharding=(None, fsdp))
+        self.blocks = nnx.List([Block(config, strategy, rngs) for _ in range(config.L)])
+        self.w_DV = nnx.Param(init(rngs.params(), (D, V)), out_sharding=(fsdp, None))
 
     def __call__(self, x_BI):
-        use, remat = self.strategy.use, self.strategy.remat  # by default: no change
-        w_ID, w_DV = use(self.w_ID), use(self.w_DV)
-        x_BD = pinned(x_BI.astype(w_ID.dtype) @ w_ID, self.strategy)
-
-        def layer(x_BD, block):
-            return pinned(use(block)(x_BD), self.strategy), None
-
-        x_BD, _ = jax.lax.scan(remat(layer), x_BD, self.blocks)
-        return pinned(x_BD @ w_DV, self.strategy, features="model")
+        x_BD = pinned(x_BI @ self.w_ID)
+        for block in self.blocks:
+            x_BD = pinned(block(x_BD))
+        return pinned(x_BD @ self.w_DV)
 
 
 def loss_of(model, batch):
-    """Mean over rows by weight; logits beyond the ten classes are masked."""
-    x_BI, labels_B, weights_B = batch
-    logits_BV = model(x_BI).astype("float32")
-    class_V = jnp.arange(logits_BV.shape[-1])
-    digits_BV = jnp.where(class_V < 10, logits_BV, -jnp.inf)
-    log_p_BV = jax.nn.log_softmax(digits_BV)
-    is_label_BV = labels_B[:, None] == class_V  # each device asks its own classes
-    correct_B = jnp.where(is_label_BV, log_p_BV, 0).sum(-1)
-    return -(correct_B * weights_B).sum() / weights_B.sum()
+    """Mean cross-entropy of the labels."""
+    x_BI, labels_B = batch
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return cross_entropy(model(x_BI), labels_B).mean()
+
+
+adamw = optax.adamw(1e-3)
+
+
+def make(config, strategy):
+    """A new model and its optimizer."""
+    model = Model(config, strategy, nnx.Rngs(0))
+    return model, nnx.Optimizer(model, adamw, wrt=nnx.Param)  # trains the Params
+
+
+def step(model, optimizer, batch):
+    """One training step: everything that changed, and the loss."""
+    loss, gradients = nnx.value_and_grad(loss_of)(model, batch)
+    optimizer.update(model, gradients)
+    return model, optimizer, loss
+
+
+def compiled_step(step, model, optimizer):
+    """The jitted step: each output keeps its input's sharding and reuses its buffer."""
+    shardings = jax.tree.map(lambda array: array.sharding, (model, optimizer))
+    return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))

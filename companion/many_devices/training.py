@@ -1,4 +1,4 @@
-"""Chapter 4's training: the step, batches of digits, twenty steps, the step compiled from shapes."""
+"""Training of the stacked model: the step, batches of digits, twenty steps, the step from shapes."""
 
 import functools
 from collections import namedtuple
@@ -11,7 +11,7 @@ from flax import nnx
 
 import meshscope as ms
 from many_devices.data import images_BI, labels_B
-from many_devices.model import Model, loss_of, strategies, tiny
+from many_devices.stacked import Model, loss_of, strategies, tiny
 
 P = jax.P
 adamw = optax.adamw(1e-3)

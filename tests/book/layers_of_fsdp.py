@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from many_devices.model import Model, large, strategies
+from many_devices.stacked import Model, large, strategies
 
 P = jax.P
 LAYERS, D = 4, 64

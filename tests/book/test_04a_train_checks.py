@@ -15,7 +15,7 @@ from flax import nnx
 import meshscope as ms
 from many_devices import data, training
 from many_devices.compiled import stored_program
-from many_devices.model import loss_of, pinned
+from many_devices.stacked import loss_of, pinned
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "04a-train-checks"

@@ -11,7 +11,7 @@ from jaxlib import xla_client
 
 import meshscope as ms
 from many_devices.compiled import stored_memory, stored_program
-from many_devices.model import Model, large
+from many_devices.stacked import Model, large
 from many_devices.training import adamw, step_program
 from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
 

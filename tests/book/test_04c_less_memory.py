@@ -14,7 +14,7 @@ from compared import apart, host
 from many_devices import llama_step
 from many_devices.compiled import stored_memory, stored_program
 from many_devices.memory import ROWS, kept, kept_gb, state
-from many_devices.model import Strategy, large, loss_of, tiny
+from many_devices.stacked import Strategy, large, loss_of, tiny
 from many_devices.training import QUICK, batch_of, place, sent_mb, shapes, step_program
 from pages import compiled_for_cpu, run, source_of
 from printed import rows_of

@@ -6,7 +6,7 @@ import pytest
 import meshscope as ms
 from many_devices.compiled import stored_program
 from many_devices.memory import state
-from many_devices.model import strategies, tiny
+from many_devices.stacked import strategies, tiny
 from many_devices.training import sent_mb, step_program
 from pages import check_exercise, compiled_for_cpu, exercises_of
 

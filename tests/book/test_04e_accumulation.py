@@ -11,7 +11,7 @@ import meshscope as ms
 from compared import apart, host
 from many_devices.compiled import stored_memory, stored_program
 from many_devices.memory import ROWS, kept_gb, state
-from many_devices.model import large, strategies, tiny
+from many_devices.stacked import large, strategies, tiny
 from many_devices.training import batch_of, place, sent_mb, shuffled, step_program
 from pages import compiled_for_cpu
 

@@ -4,7 +4,7 @@ import pytest
 
 import meshscope as ms
 from many_devices.compiled import stored_program
-from many_devices.model import strategies, tiny
+from many_devices.stacked import strategies, tiny
 from many_devices.training import step_program
 from pages import compiled_for_cpu
 

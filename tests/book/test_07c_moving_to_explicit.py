@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 import meshscope as ms
 from many_devices.compiled import lowered_for
 from many_devices.helpers import attempt, put, type_of
-from many_devices.model import pinned
+from many_devices.stacked import pinned
 from many_devices.training import adamw, batch_of, step
 from pages import check_exercise, compiled_for_cpu, exercises_of
 

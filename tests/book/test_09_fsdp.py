@@ -11,7 +11,7 @@ import pytest
 import meshscope as ms
 from compared import assert_same
 from layers_of_fsdp import large_weights
-from many_devices.model import large
+from many_devices.stacked import large
 from pages import check_exercise, compiled_for_cpu, exercises_of
 from traced import kept_for_backward
 

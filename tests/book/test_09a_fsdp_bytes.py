@@ -15,7 +15,7 @@ import meshscope as ms
 from compared import assert_same
 from many_devices import fsdp as chapter_9
 from many_devices.compiled import digest, lowered_for, stored, stored_memory, stored_program
-from many_devices.model import Model, Strategy, large, loss_of, tiny, unchanged
+from many_devices.stacked import Model, Strategy, large, loss_of, tiny, unchanged
 from pages import check_exercise, compiled_for_cpu, exercises_of, source_of
 from printed import rows_of
 from traced import equations

@@ -12,7 +12,7 @@ import compared
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.helpers import traffic
 from many_devices.memory import kept_gb
-from many_devices.model import strategies
+from many_devices.stacked import strategies
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "09b-fsdp-in-depth"

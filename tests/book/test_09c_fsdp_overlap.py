@@ -12,7 +12,7 @@ import pytest
 import meshscope as ms
 from layers_of_fsdp import REMATS, in_one_layer
 from many_devices.compiled import stored_program
-from many_devices.model import tiny
+from many_devices.stacked import tiny
 from pages import BOOK, check_exercise, compiled_for_cpu, exercises_of, source_of
 
 PAGE = "09c-fsdp-overlap"

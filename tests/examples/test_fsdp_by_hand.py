@@ -14,7 +14,7 @@ import meshscope as ms
 from defined import definitions
 from layers_of_fsdp import large_weights
 from many_devices import fsdp as offered
-from many_devices.model import large
+from many_devices.stacked import large
 from traced import equations, kept_for_backward
 
 P = jax.P
