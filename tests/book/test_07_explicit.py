@@ -110,18 +110,19 @@ def test_out_sharding_or_reshard_gives_the_same_type_and_the_same_values(page):
 
 
 @compiled_for_cpu
-def test_one_way_sums_256_bytes_and_the_other_gathers_2560(page):
+def test_one_way_sends_a_fifth_of_what_the_other_sends(page):
     """Compiled for CPU: an all-reduce of the rows of the result, or all-gathers of both inputs."""
     sums = traffic(page.say_the_result, page.h_BF, page.w_FD, mesh=page.mesh)
     gathers = traffic(page.move_the_inputs, page.h_BF, page.w_FD, mesh=page.mesh)
     of_result = page.h_BF.shape[0] * page.w_FD.shape[1] * 4 // page.mesh.shape["data"]
     of_rows = page.h_BF.nbytes // page.mesh.shape["data"]  # of one row of the mesh
-    assert sums.by("kind", "axes").bytes("all-reduce", ("model",)) == of_result == 256
+    assert sums.by("kind", "axes").bytes("all-reduce", ("model",)) == of_result
     moved = gathers.by("kind", "axes").bytes("all-gather", ("model",))
-    assert moved == of_rows + page.w_FD.nbytes == 2560
+    assert moved == of_rows + page.w_FD.nbytes
     assert sums.kinds == {"all-reduce"} and gathers.kinds == {"all-gather"}
-    assert [sums.total_payload_bytes, gathers.total_payload_bytes] == [256, 2560]  # as printed
-    assert [sent(sums), sent(gathers)] == [384, 1920]
+    n = page.mesh.shape["model"]
+    assert sent(sums) == 2 * of_result * (n - 1) // n == 384
+    assert sent(gathers) == moved * (n - 1) // n == 1920 == 5 * sent(sums)
 
 
 def test_h100_moves_what_cpu_moves_and_tpu_gathers_in_bfloat16():
@@ -140,8 +141,10 @@ def test_h100_moves_what_cpu_moves_and_tpu_gathers_in_bfloat16():
 
 
 def test_the_rules_of_the_table_hold(page):
-    """Kept, combined, reduced, contracted, indexed and split dimensions have the types that it says."""
-    x, h, c = page.x_BD, page.h_BF, page.c_BD
+    """Kept, combined, reduced, contracted, sliced and split dimensions have the types that it says."""
+    x, h = page.x_BD, page.h_BF
+    c = put(np.ones((8, 16), "float32"), page.mesh, None, "model")
+    assert str(jax.typeof(x + c)) == "float32[8@data,16@model]"
     for function, inputs, expected in [
         (jnp.sin, (h,), "[8@data,32@model]"),
         (jnp.transpose, (h,), "[32@model,8@data]"),
@@ -156,6 +159,7 @@ def test_the_rules_of_the_table_hold(page):
         (lambda h: h.max(axis=0), (h,), "[32@model]"),
         (lambda h: h.mean(axis=1), (h,), "[8@data]"),
         (jnp.dot, (c, put(np.ones((16, 32), "float32"), page.mesh)), "[8,32]"),  # by one operand
+        (lambda x: x[2:4], (x,), "[2@data,16]"),
         (lambda h: h.reshape(8, 4, 8), (h,), "[8@data,4@model,8]"),
         (lambda x: x.reshape(4, 2, 16), (x,), "[4@data,2,16]"),
         (lambda x: x.reshape(2, 4, 16), (x,), "[2@data,4,16]"),
@@ -179,27 +183,30 @@ def test_a_dimension_that_a_product_keeps_from_one_operand_keeps_its_sharding():
 
 def test_a_part_that_the_devices_do_not_divide_raises(page):
     """A reshape to two parts for four devices raises."""
-    assert "reshape is not supported" in message(lambda c: c.reshape(8, 2, 8), page.c_BD)
+    assert "reshape is not supported" in message(lambda h: h.reshape(8, 2, 16), page.h_BF)
 
 
 def test_the_type_of_the_heads_is_what_the_program_does(page):
     """Four heads on four devices: a device holds one of them."""
-    split = page.split_BHC
-    assert str(jax.typeof(split)) == "float32[8@data,4@model,8]"
-    assert split.addressable_shards[0].data.shape == (4, 1, 8)
+    assert str(jax.typeof(page.queries)) == "float32[8@data,64@model]"
+    assert str(jax.typeof(page.heads_BHC)) == "float32[8@data,4@model,16]"
+    assert page.heads_BHC.addressable_shards[0].data.shape == (4, 1, 16)
 
 
 def test_in_the_other_order_the_size_of_a_head_is_sharded(page):
     """A reshape to (size of a head, heads) shards the first part all the same."""
-    assert page.type_of(lambda h: h.reshape(8, 8, 4), page.h_BF) == "float32[8@data,8@model,4]"
+    found = page.type_of(lambda q: q.reshape(8, 16, 4), page.queries)
+    assert found == "float32[8@data,16@model,4]"
 
 
 def test_two_different_shardings_do_not_add_up(page):
     """Operands that are sharded along different axes raise, until one is resharded."""
-    said = message(jnp.add, page.x_BD, page.r_BD)
+    along_model = put(np.ones((8, 16), "float32"), page.mesh, "model", None)
+    said = message(jnp.add, page.x_BD, along_model)
     assert said.startswith("ShardingTypeError: add got incompatible shardings")
-    assert str(jax.typeof(page.sum_BD)) == "float32[8@data,16]"
-    np.testing.assert_array_equal(page.sum_BD, np.full((8, 16), 2.0))
+    total = page.x_BD + jax.reshard(along_model, P("data", None))
+    assert str(jax.typeof(total)) == "float32[8@data,16]"
+    np.testing.assert_array_equal(total, np.full((8, 16), 2.0))
 
 
 def test_no_axis_may_appear_twice_in_a_type(page):
@@ -244,9 +251,9 @@ def test_auto_axes_hands_a_line_to_the_compiler(page):
 
 
 def test_three_operations_one_after_the_other(page):
-    """The answer to the question: the bias is sharded by columns, and the sum of heads 4@model,8."""
+    """The answer to the question: the bias is 32@model, and what the sum leaves is 16@model,2."""
     assert str(jax.typeof(page.b_F)) == "float32[32@model]"
-    assert str(jax.typeof(page.sum_HC)) == "float32[4@model,8]"
+    assert str(jax.typeof(page.sum_HC)) == "float32[16@model,2]"
 
 
 # Accepted is not free
@@ -258,21 +265,15 @@ def test_a_slice_of_two_rows_sends_one(page):
     assert str(jax.typeof(jax.jit(page.two_rows)(page.x_BD))) == "float32[2@data,16]"
     assert set(page.collectives.by("kind", "axes")) == {("collective-permute", ("data",))}
     row = page.x_BD.nbytes // page.x_BD.shape[0]
-    assert page.collectives.total_payload_bytes == sent(page.collectives) == row == 64
+    assert page.sent == sent(page.collectives) == row == 64
 
 
 @compiled_for_cpu
-def test_everyday_lines_send_these_bytes(page):
-    """Compiled for CPU: every second row is free, a sum of columns is not; and others like them."""
+def test_every_second_row_is_free_and_a_sum_of_columns_is_not(page):
+    """Compiled for CPU."""
     for line, kind, size in [
         ("x_BD[::2]", None, 0),
         ("h_BF.sum(axis=1)", "all-reduce", 24),
-        ("h_BF.argmax(axis=1)", "all-gather", 96),
-        ("h_BF[:, :16]", "collective-permute", 192),
-        ("jnp.concatenate([x_BD, x_BD])", "all-to-all", 384),
-        ("x_BD[::-1]", "collective-permute", 256),
-        ("h_BF.reshape(256)", "all-to-all", 96),
-        ("jnp.concatenate([x_BD, x_BD], 1)", None, 0),
     ]:
 
         def function(x_BD, h_BF, line=line):
