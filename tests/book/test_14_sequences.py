@@ -150,6 +150,7 @@ def test_bytes_follow_the_formulas_forward_and_backward(page):
         assert sent_along_seq(page, step) == 2 * once, name
     per_token = [once / (4 * tokens * C) for once in (around, exchanged)]
     assert per_token == [24, 18], "times C, as the answer says"
+    assert page.along_seq.wire_bytes == 2 * around, "the last one that the page prints, the ring's"
     with contextlib.redirect_stdout(io.StringIO()) as out:
         run_again(page, PAGE, "bytes")
     found = [line.split()[:2] for line in out.getvalue().splitlines()]
