@@ -1,12 +1,64 @@
-"""Attention over one block of keys, and how two such results become one: chapter 14.
+"""Chapter 14: a model whose attention is an argument, and attention block by block, as in a ring.
 
-Letters: B sequences, S queries, T keys, H query heads, K key heads, G = H / K, C the size of a head.
+`unfinished_attention` computes the softmax over one block of keys without dividing, `merge` makes one
+of two such results, and `finish` divides. They keep their sums in float32 for a model in bfloat16 too,
+because otherwise every merge would round them. A masked score is -1e30 and not -inf, which would make
+NaN if all keys of a block are masked. With -1e30, `merge` multiplies the sums of such a block by zero.
+
+Letters: B sequences, S queries, T keys, H query heads, K key heads, G = H / K, C the size of a head,
+D the width, V the size of the vocabulary.
 """
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
+from flax import nnx
+
+
+def rotate(x_BSHC, position_S):
+    """Turn the features c and c + C/2 of each head by an angle that grows with the position."""
+    half = x_BSHC.shape[-1] // 2
+    frequency = 100.0 ** (-jnp.arange(half) / half)  # often 10,000 or more
+    angle = position_S[:, None, None] * frequency  # (S, 1, C/2): the same for all heads
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = jnp.split(x_BSHC, 2, axis=-1)
+    rotated = [a * cos - b * sin, a * sin + b * cos]
+    return jnp.concatenate(rotated, axis=-1).astype(x_BSHC.dtype)  # the angles are float32
+
+
+class Model(nnx.Module):
+    """An embedding, one attention layer with rotary positions, and an output layer.
+
+    Weights are in float32. `dtype` is that of the arithmetic.
+    """
+
+    def __init__(self, rngs, V=50, D=32, H=8, K=4, C=8, dtype="float32"):
+        linear = partial(nnx.LinearGeneral, use_bias=False, dtype=dtype, rngs=rngs)
+        self.embed = nnx.Embed(V, D, dtype=dtype, rngs=rngs)
+        self.query = linear(D, (H, C))
+        self.key = linear(D, (K, C))
+        self.value = linear(D, (K, C))
+        self.out = linear((H, C), D, axis=(-2, -1))
+        self.logits = linear(D, V)
+
+    def __call__(self, tokens_BS, position_S, attend):
+        """Logits of the next token, (B, S, V). `attend(q, k, v)` computes the attention."""
+        x_BSD = self.embed(tokens_BS)
+        q_BSHC = rotate(self.query(x_BSD), position_S)
+        k_BTKC = rotate(self.key(x_BSD), position_S)
+        v_BTKC = self.value(x_BSD)
+        attended_BSHC = attend(q_BSHC, k_BTKC, v_BTKC)
+        return self.logits(x_BSD + self.out(attended_BSHC))
+
+
+def loss_of(model, batch, position_S, attend):
+    """The mean loss of the next token, for a batch of tokens and targets, each (B, S)."""
+    tokens_BS, targets_BS = batch
+    logits_BSV = model(tokens_BS, position_S, attend).astype("float32")
+    losses_BS = optax.softmax_cross_entropy_with_integer_labels(logits_BSV, targets_BS)
+    return losses_BS.mean()
 
 
 def unfinished_attention(q_BSHC, k_BTKC, v_BTKC, position_S, position_T):

@@ -4,6 +4,8 @@ from functools import partial
 
 import jax
 
+import meshscope as ms
+
 P = jax.P
 
 
@@ -18,3 +20,8 @@ def on_mesh(chapter, attend, held):
     block = P("data", "seq")
     attend = partial(attend, held=held)
     return jax.shard_map(attend, mesh=chapter.mesh, in_specs=block, out_specs=block)
+
+
+def sent_along_seq(chapter, step):
+    """Bytes that a device sends along `seq` in a run of a compiled step."""
+    return ms.collectives(step, chapter.mesh).by("axes")[("seq",)].wire_bytes

@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib
+import inspect
+import io
 from functools import partial
 from unittest import mock
 
@@ -9,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from attentions import on_mesh, random_qkv
-from pages import BOOK, check_exercise, exercises_of
+from attentions import on_mesh, random_qkv, sent_along_seq
+from many_devices import sequences
+from pages import BOOK, check_exercise, exercises_of, run_again, source_of
 from traced import waits_of
 
 PAGE = "14-sequences"
@@ -35,10 +39,10 @@ def test_activations_of_a_long_sequence():
 
 
 def test_attention_equals_jax_nn(page):
-    """`full` is causal grouped-query attention: it equals jax.nn.dot_product_attention."""
+    """`whole_attention` is causal grouped-query attention: it equals jax.nn.dot_product_attention."""
     q, k, v = random_qkv(3)
     wanted = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    np.testing.assert_allclose(page.full(q, k, v), wanted, atol=1e-5)
+    np.testing.assert_allclose(page.whole_attention(q, k, v), wanted, atol=1e-5)
 
 
 def test_rotary_scores_depend_on_distance_alone(page):
@@ -47,10 +51,40 @@ def test_rotary_scores_depend_on_distance_alone(page):
     at = page.positions
 
     def attended(q_at, k_at):
-        return page.full(page.rotate(q, q_at), page.rotate(k, k_at), v)
+        return page.whole_attention(sequences.rotate(q, q_at), sequences.rotate(k, k_at), v)
 
     np.testing.assert_allclose(attended(at, at), attended(at + 7, at + 7), atol=1e-4)
     assert jnp.abs(attended(at, at) - attended(at, at + 7)).max() > 0.1
+
+
+def test_the_line_of_the_model_that_the_page_shows(page):
+    """The imported model calls `attend` in this line, and `attend` is given queries, keys and values."""
+    line = "attended_BSHC = attend(q_BSHC, k_BTKC, v_BTKC)"
+    assert line in inspect.getsource(page.Model)
+    assert f"\n{line}\n" in source_of(PAGE).read_text("utf-8")
+
+
+def test_a_model_in_bfloat16_attends_and_sends_in_bfloat16(page):
+    """Its rotary positions keep the dtype, so all three run, send bfloat16 and agree with one device."""
+    half = page.Model(nnx.Rngs(0), dtype="bfloat16")
+    loss, gradient = page.one_device_step(half, page.batch, page.positions, page.whole_attention)
+    np.testing.assert_allclose(loss, page.true_loss, rtol=1e-3)
+    for name in VARIANTS:
+        dtypes = []
+
+        def attend(q, k, v, held, name=name, dtypes=dtypes):
+            out = getattr(page, name)(q, k, v, held)
+            dtypes.extend(str(x.dtype) for x in (q, k, v, out))
+            return out
+
+        with mock.patch.dict(page.compiled.__globals__, model=half):
+            step = page.compiled(attend, page.contiguous)
+        assert set(dtypes) == {"bfloat16"}, name
+        found = step(half, page.batch)
+        np.testing.assert_allclose(found[0], loss, rtol=1e-3, err_msg=name)
+        for one, other in zip(*map(jax.tree.leaves, (found[1], gradient)), strict=True):
+            assert one.dtype == "float32"
+            assert jnp.linalg.norm(one - other) < 0.03 * jnp.linalg.norm(other), name
 
 
 def errors_of(page, attend, held):
@@ -111,27 +145,16 @@ def test_bytes_follow_the_formulas_forward_and_backward(page):
     for name, once in [("gather", around), ("ring", around), ("ulysses", exchanged)]:
         step = getattr(page, f"{name}_step")
         rows = [row for row in page.ms.collectives(step, mesh=page.mesh) if row.axes == ("seq",)]
-        back = sum(row.wire_bytes for row in rows if "transpose" in row.op_name)
+        back = sum(row.executions * row.wire_bytes for row in rows if "transpose" in row.op_name)
         assert back == once, name
-        assert page.sent(step) == 2 * once, name
+        assert sent_along_seq(page, step) == 2 * once, name
     per_token = [once / (4 * tokens * C) for once in (around, exchanged)]
     assert per_token == [24, 18], "times C, as the answer says"
-
-
-def test_sent_counts_each_turn_of_a_loop(page):
-    """A ring of ten layers in a scan sends ten times as much."""
-
-    def layers(q):
-        def layer(q, _):
-            k, v = jnp.split(q, 2, axis=2)
-            return page.ring(q, k, v, page.contiguous), None
-
-        return jax.lax.scan(layer, q, None, length=10)[0]
-
-    block = P("data", "seq")
-    mapped = jax.shard_map(layers, mesh=page.mesh, in_specs=block, out_specs=block)
-    q = jax.ShapeDtypeStruct((4, 64, 8, 8), "float32")
-    assert page.sent(jax.jit(mapped).lower(q).compile()) == 10 * page.sent(page.ring_step) / 2
+    assert page.along_seq.wire_bytes == 2 * around, "the last one that the page prints, the ring's"
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        run_again(page, PAGE, "bytes")
+    found = [line.split()[:2] for line in out.getvalue().splitlines()]
+    assert found == [["gather", "49,152"], ["Ulysses", "36,864"], ["ring", "49,152"]]
 
 
 def pairs_of_tokens_in_view(page):
@@ -182,7 +205,29 @@ def test_ulysses_sends_less_from_eight_devices_on():
         for H, K in [(32, 8), (8, 4), (16, 16), (64, 8)]:
             less = (2 * H + 2 * K) * (n - 1) / n < 2 * K * (n - 1)
             assert less == (n > 1 + H / K)
-    assert min(n for n in range(1, 33) if n > 1 + 32 / 8 and 32 % n == 0 and 8 % n == 0) == 8
+    assert [n for n in range(1, 65) if n > 1 + 32 / 8 and 32 % n == 0 and 8 % n == 0] == [8]
+
+
+def test_with_repeated_key_heads_ulysses_sends_less_on_16_and_32_devices():
+    """32 query heads and 8 key heads, which are repeated until there are n: fewer bytes than the gather."""
+    for n, repeated, gathered in [(16, 90, 240), (32, 124, 496)]:
+        assert 32 % n == 0 and n % 8 == 0
+        assert (2 * 32 + 2 * n) * (n - 1) / n == repeated < gathered == 2 * 8 * (n - 1)
+
+
+def test_repeated_key_heads_are_what_is_sent(page):
+    """With two key heads repeated to four, Ulysses sends (2H + 2n)(n - 1) / n for each token and C."""
+
+    def attend(q, k, v):
+        k, v = (jnp.repeat(x, 2, axis=2) for x in (k, v))
+        return page.ulysses(q, k, v, page.contiguous)
+
+    block = P("data", "seq")
+    mapped = jax.shard_map(attend, mesh=page.mesh, in_specs=block, out_specs=block)
+    q, k = (jax.ShapeDtypeStruct((2, 64, heads, 8), "float32") for heads in (8, 2))
+    tokens, H, n, C = 16, 8, 4, 8
+    step = jax.jit(mapped).lower(q, k, k).compile()
+    assert sent_along_seq(page, step) == 4 * tokens * (2 * H + 2 * n) * (n - 1) // n * C
 
 
 def test_no_message_waits_for_attention(page):
@@ -202,7 +247,9 @@ def test_no_message_waits_for_attention(page):
     (outer,) = jax.make_jaxpr(mapped)(q, k, k).jaxpr.eqns
     messages, products = waits_of(outer.params["jaxpr"])
     assert len(messages) == 12
-    assert sum(wait.products == 0 for wait in messages) == 6  # those of the forward pass
+    forward, backward = messages[:6], messages[6:]
+    assert all(wait.products == 0 for wait in forward)
+    assert all(wait.products > 0 for wait in backward), "gradients of keys and values"
     assert {wait.messages for wait in products} == {0, 1, 2, 3}  # those of the forward pass alone
 
 
@@ -215,26 +262,33 @@ def test_the_example_of_a_merge(page):
     np.testing.assert_allclose([page.merged, page.together], float(total), rtol=1e-6)
 
 
-def test_a_ring_of_two_devices_is_attention_without_a_mask(page):
-    """Two of four tokens on each device: the softmax over all keys, also of large scores."""
-    q, k, v = page.q, page.k, page.v
+def one_head():
+    """Queries, keys and values of four tokens and one head of size 8."""
+    return jax.random.normal(jax.random.key(0), (3, 4, 8))
+
+
+def test_two_blocks_of_keys_merge_to_attention(page):
+    """`part` of each half of the keys, merged and divided: the softmax over all keys, also of large scores."""
+    q, k, v = one_head()
     for times in (1, 100):
-        found = page.on_pair(times * q, k, v)
-        np.testing.assert_allclose(found, jax.nn.softmax(times * q @ k.T) @ v, atol=1e-4)
-    assert {shard.data.shape for shard in page.on_pair(q, k, v).addressable_shards} == {(2, 8)}
+        blocks = [page.part(times * q, k[half], v[half]) for half in (slice(2), slice(2, 4))]
+        _, total, out = page.merge(*blocks)
+        wanted = jax.nn.softmax(times * q @ k.T / 8**0.5) @ v
+        np.testing.assert_allclose(out / total[:, None], wanted, atol=1e-4)
 
 
-def test_the_general_block_is_that_of_two_devices_with_heads_and_a_mask(page):
-    """With one head and no masked key, unfinished_attention is `part` of scaled queries."""
-    q, k, v = (x[None, :, None] for x in (page.q, page.k, page.v))
-    seen = page.unfinished_attention(q, k, v, jnp.full(4, 9), jnp.arange(4))
-    for found, wanted in zip(seen, page.part(page.q / 8**0.5, page.k, page.v), strict=True):
+def test_the_imported_block_is_part_with_heads_and_a_mask(page):
+    """With one head and no masked key, unfinished_attention is `part`."""
+    q, k, v = one_head()
+    arrays = (x[None, :, None] for x in (q, k, v))
+    seen = page.unfinished_attention(*arrays, jnp.full(4, 9), jnp.arange(4))
+    for found, wanted in zip(seen, page.part(q, k, v), strict=True):
         np.testing.assert_allclose(found[0, 0, 0], wanted, rtol=1e-5)
 
 
 def test_a_block_of_masked_keys_adds_nothing(page):
     """Merged with a block that is seen, it changes nothing; with -inf in its place, NaN."""
-    q, k, v = (x[None, :, None] for x in (page.q, page.k, page.v))
+    q, k, v = (x[None, :, None] for x in one_head())
     seen = page.unfinished_attention(q, k, v, jnp.full(4, 9), jnp.arange(4))
     hidden = page.unfinished_attention(q, k, v, jnp.full(4, -1), jnp.arange(4))
     assert np.all(hidden[0] == np.float32(-1e30))
@@ -312,9 +366,39 @@ def test_one_line_catches_positions_that_restart(page):
         page.check_positions(page.restarted)
 
 
-def test_ulysses_needs_key_heads_divisible_by_devices(page):
-    """With two key heads on four devices, all_to_all raises an error."""
-    q, k = jnp.ones((2, 64, 8, 8)), jnp.ones((2, 64, 2, 8))
+def test_held_must_say_what_the_devices_hold(page):
+    """In striped order, the step is right if tokens and targets are reordered; if not, wrong without an error."""
+
+    def striped(device):
+        return device + 4 * jnp.arange(16)
+
+    page.check_positions(striped)  # it cannot see the order of the tokens
+    step = page.compiled(page.gather, striped)
+    tokens, targets = (x[:, page.order_of(striped)] for x in page.batch)
+    loss, gradient = step(page.model, (tokens, targets))
+    np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5)
+    assert largest_error(page, gradient) < 1e-6
+    assert largest_error(page, step(page.model, page.batch)[1]) > 1e-3
+
+
+def test_other_layers_that_mix_tokens_restart_on_each_block(page):
+    """A convolution is wrong at the start of each later block, a recurrence throughout; no error."""
+    layers = {
+        "convolution": lambda x: x + jnp.pad(x, ((0, 0), (1, 0)))[:, :-1],
+        "recurrence": lambda x: jax.lax.cumsum(x, axis=1),
+    }
+    x, wrong = jnp.ones((2, 64)), {}
+    block = P("data", "seq")
+    for name, layer in layers.items():
+        mapped = jax.shard_map(layer, mesh=page.mesh, in_specs=block, out_specs=block)
+        wrong[name] = np.flatnonzero((jax.jit(mapped)(x) != layer(x)).any(0)).tolist()
+    assert wrong == {"convolution": [16, 32, 48], "recurrence": list(range(16, 64))}
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (6, 4)])
+def test_ulysses_needs_heads_divisible_by_devices(page, heads):
+    """With two key heads, or six query heads, on four devices, all_to_all raises an error."""
+    q, k = (jnp.ones((2, 64, count, 8)) for count in heads)
     mapped = on_mesh(page, page.ulysses, page.contiguous)
     with pytest.raises(ValueError):
         mapped(q, k, k)

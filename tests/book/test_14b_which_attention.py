@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from attentions import on_mesh, random_qkv
+from attentions import on_mesh, random_qkv, sent_along_seq
 from pages import cells_of, check_exercise, exercises_of, run
 from traced import equations
 
@@ -74,9 +74,9 @@ def test_with_checkpoint_blocks_are_sent_again(chapter):
     """With jax.checkpoint, training sends three times the forward bytes; on JAX 0.10, for CPU, twice."""
     again = chapter.compiled(checkpointed(chapter), chapter.contiguous)
     forward = 4 * 32 * 2 * 4 * 3 * 8  # bytes, tokens on a device, keys and values, K, n - 1, C
-    assert chapter.sent(chapter.ring_step) == 2 * forward
+    assert sent_along_seq(chapter, chapter.ring_step) == 2 * forward
     times = 1.5 if jax.__version_info__ >= (0, 11) else 1  # 1 is twice the forward bytes
-    assert chapter.sent(again) == times * 2 * forward
+    assert sent_along_seq(chapter, again) == times * 2 * forward
 
 
 def largest_scores(chapter, attend, held):
@@ -141,6 +141,16 @@ def test_ulysses_sends_least_where_the_table_says(page):
             less = (2 * H + 2 * K) * (n - 1) / n < 2 * K * (n - 1)
             fits = H % n == 0 and K % n == 0
             assert (chosen == "Ulysses") == (fits and less), (n, H, K)
+
+
+def test_with_repeated_key_heads_ulysses_sends_less():
+    """Key heads repeated to n, a multiple of K that divides H: less than the gather if n > H / (K - 1)."""
+    for n in range(2, 65):
+        for H, K in [(32, 8), (32, 4), (64, 8), (64, 2), (32, 2)]:
+            if H % n == 0 and n % K == 0:
+                less = (2 * H + 2 * n) * (n - 1) / n < 2 * K * (n - 1)
+                assert less == (n > H / (K - 1)), (n, H, K)
+    assert [n for n in range(9, 65) if 32 % n == n % 8 == 0 and n > 32 / (8 - 1)] == [16, 32]
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
