@@ -10,7 +10,7 @@ import numpy as np
 from kit import DATA, INK, MODEL, figure, frame, kept, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("13-experts", "imports", "params", "route", "lengths", "capacity")
+PAGE = run_cells("13-experts", "imports", "params", "route", "capacity", "drops")
 LENGTHS = PAGE["lengths"]  # (devices, experts)
 Q = PAGE["capacity"](64, 1.25)
 N, LEFT, COLUMN, WIDE, ROW = 8, 53, 38.3, 20, 12  # devices; px: a slot is one wide

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from compared import assert_same
+from defined import program_at
 from many_devices.experts import loss_of
+from pages import BOOK
 
 PAGE = "13b-load-balance"
 P = jax.P
@@ -135,3 +137,20 @@ def test_the_untrained_router_is_unfair(page):
     """Experts are far from equally popular: one gets more than ten times what another gets."""
     popular = np.bincount(np.ravel(page.experts_BR), minlength=8)
     assert popular.max() > 10 * popular.min()
+
+
+def test_in_bfloat16_the_router_chooses_other_experts(page):
+    """Of 512 tokens, some get another expert if their scores are rounded to bfloat16, but few."""
+    assert page.differ_B.shape == (512,) and 0 < page.differ_B.sum() < 51  # fewer than a tenth
+
+
+def test_float32_gates_make_the_output_float32(page):
+    """The results of bfloat16 experts, times float32 gates, are float32."""
+    combine = program_at(BOOK.parent / "examples" / "experts.py").combine
+    y_EQD, slots_BR = jnp.ones((2, 2, 4), "bfloat16"), jnp.zeros((3, 1), int)
+    _, gates_BR, _ = page.route(
+        page.x_BD.astype("bfloat16").astype("float32")[:3], page.params["router_DE"], 1
+    )
+    for dtype in ("float32", "bfloat16"):
+        assert combine(y_EQD, gates_BR.astype(dtype), slots_BR, slots_BR).dtype == dtype
+    assert gates_BR.dtype == "float32"

@@ -76,6 +76,7 @@ SHOWN = [
     ("13-experts", experts.route),
     ("13b-load-balance", experts.balance_of),
     ("13-experts", experts.feed_forward),
+    ("13-experts", experts.loss_of),
     ("13-experts", experts.program_on),
     ("14-sequences", sequences.merge),
     ("16-compile-ahead", llama_step.abstract_mesh),
