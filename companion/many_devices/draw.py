@@ -6,6 +6,17 @@ from html import escape
 from IPython.display import HTML
 
 
+class Drawing(HTML):
+    """Inline SVG; where only text can be shown, the words that it has for those who do not see."""
+
+    def __init__(self, svg, says):
+        super().__init__(svg)
+        self.says = says
+
+    def __repr__(self):
+        return self.says
+
+
 def bars(rows, says, unit="kB"):
     """{row: {column: bytes}} as inline SVG: every number above its bar."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
@@ -35,12 +46,13 @@ def bars(rows, says, unit="kB"):
             bar(left + columns.index(column) * wide, y, value) for column, value in row.items()
         ]
     right, below = left + len(columns) * wide, top + 34 * len(rows) - 14
-    return HTML(
+    return Drawing(
         f'<svg role="img" aria-label="{escape(says)}" width="{right}" '
         f'viewBox="0 0 {right} {below}" font-size="12" fill="currentColor" '
         f'style="min-width:{min(right, 600)}px;max-width:100%;height:auto" '
         'font-family="sans-serif">'
-        f"{''.join(drawn)}</svg>"
+        f"{''.join(drawn)}</svg>",
+        says,
     )
 
 
@@ -95,11 +107,12 @@ def curves(lines, says, x="step", y="loss", log=False):
         drawn.append(path([(at_x(a), at_y(b)) for a, b in line], how))
         for a, b in line if len(line) < 9 else ():  # few points: say where they are
             drawn.append(f'<circle cx="{at_x(a):.1f}" cy="{at_y(b):.1f}" r="2.5"/>')
-    return HTML(
+    return Drawing(
         f'<svg role="img" aria-label="{escape(says)}" width="440" '
         f'viewBox="0 0 360 {bottom + 40}" font-size="12" fill="currentColor" '
         'style="max-width:100%;height:auto" font-family="sans-serif">'
-        f"{''.join(drawn)}</svg>"
+        f"{''.join(drawn)}</svg>",
+        says,
     )
 
 
@@ -167,11 +180,12 @@ def stacks(rows, says, unit="GB", limits=(), fills=None):
         x = limit / most * 359
         words, middle = f"{limit} {unit}", 'text-anchor="middle"'
         drawn.append(text(min(x, 330), y + 14, words, middle))
-    return HTML(
+    return Drawing(
         f'<svg role="img" aria-label="{escape(says)}" width="480" '
         f'viewBox="0 0 360 {y + 20}" font-size="12" fill="currentColor" '
         'style="max-width:100%;height:auto" font-family="sans-serif">'
-        f"{''.join(drawn)}</svg>"
+        f"{''.join(drawn)}</svg>",
+        says,
     )
 
 
@@ -215,9 +229,10 @@ def restarts(processes, last):
         + ("" if one.killed is None else f", killed while it wrote step {one.killed}")
         for row, one in enumerate(processes)
     )
-    return HTML(
+    return Drawing(
         f'<svg role="img" aria-label="{escape(says)}" width="480" '
         f'viewBox="0 0 360 {below}" font-size="12" fill="currentColor" '
         'style="max-width:100%;height:auto" font-family="sans-serif">'
-        f"{''.join(drawn)}</svg>"
+        f"{''.join(drawn)}</svg>",
+        says,
     )
