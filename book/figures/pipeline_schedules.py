@@ -80,7 +80,7 @@ def draw_chapter():
 def draw_zero_bubble():
     """1F1B and zero bubble, with F, B and W, on one scale."""
     cells = ["imports", "one-f-one-b", "zero-bubble", "needs", "ticks", "schedules"]
-    schedules = run_cells("12a-zero-bubble", *cells)["schedules"]
+    schedules = run_cells("12b-zero-bubble", *cells)["schedules"]
     words = {"F": say("forward"), "B": say("input gradient"), "W": say("weight gradient")}
     parts, y = key({kind: (words[kind], wide) for kind, wide in [("F", 84), ("B", 124), ("W", 0)]})
     for name, rows in schedules.items():
@@ -95,7 +95,7 @@ def draw_zero_bubble():
 
 def draw_interleaved():
     """The forward pass with one lap and with two, on one scale."""
-    names = run_cells("12b-interleaved", "imports", "work", "bubble")
+    names = run_cells("12c-interleaved", "imports", "work", "bubble")
     stages, M = names["stages"], names["M"]
     parts, y = [], 0
     for laps in (1, 2):

@@ -13,7 +13,7 @@ from many_devices.pipeline import place_inputs
 from pages import check_exercise, compiled_for_cpu, exercises_of, run_again, source_of
 from traced import equations
 
-PAGE = "12a-zero-bubble"
+PAGE = "12b-zero-bubble"
 NAMES = ["1F1B", "zero bubble"]
 
 
