@@ -242,7 +242,7 @@ def test_with_remat_the_split_costs_more_than_the_bubble_that_it_saves(page):
     split, together = (
         2 + 4 + 6,
         2 + 6,
-    )  # counted in test_matmuls_of_each_operation, and in chapter 12
+    )  # counted in test_matmuls_of_each_operation, and in test_12a_schedules
     assert split * page.M > together * (page.M + page.stages - 1)
 
 
