@@ -8,7 +8,7 @@ from kit import DATA, INK, MODEL, figure, frame, kept, rect, say, text, write
 from page_cells import run_cells
 
 LEFT, HIGH, ROW = 14, 15, 17  # px: margin, height of a box, of a row
-FRAMED = 4  # the tick that the chapter reads aloud
+FRAMED = 4  # the tick that the chapter and the page of schedules read aloud
 SPOKEN = {"F": "forward pass", "B": "backward pass"}
 FILL = {"F": (DATA, 0.45), "B": (MODEL, 0.45), "W": (INK, 0.2)}
 
@@ -55,8 +55,8 @@ def framed_tick(y, stages, wide):
 
 
 def draw_chapter():
-    """GPipe and 1F1B, with F and B."""
-    names = run_cells("12-pipeline", "imports", "gpipe", "one-f-one-b")
+    """GPipe and 1F1B, with F and B: for the chapter and for its page of schedules."""
+    names = run_cells("12a-schedules", "imports", "gpipe", "one-f-one-b")
     parts, y = key({"F": (say("forward"), 84), "B": (say("backward"), 0)})
     for name, schedule in {"GPipe": names["gpipe"], "1F1B": names["one_f_one_b"]}.items():
         rows = [[None] * names["stages"] for _ in range(22)]
@@ -80,7 +80,7 @@ def draw_chapter():
 def draw_zero_bubble():
     """1F1B and zero bubble, with F, B and W, on one scale."""
     cells = ["imports", "one-f-one-b", "zero-bubble", "needs", "ticks", "schedules"]
-    schedules = run_cells("12a-zero-bubble", *cells)["schedules"]
+    schedules = run_cells("12b-zero-bubble", *cells)["schedules"]
     words = {"F": say("forward"), "B": say("input gradient"), "W": say("weight gradient")}
     parts, y = key({kind: (words[kind], wide) for kind, wide in [("F", 84), ("B", 124), ("W", 0)]})
     for name, rows in schedules.items():
@@ -95,7 +95,7 @@ def draw_zero_bubble():
 
 def draw_interleaved():
     """The forward pass with one lap and with two, on one scale."""
-    names = run_cells("12b-interleaved", "imports", "work", "bubble")
+    names = run_cells("12c-interleaved", "imports", "work", "bubble")
     stages, M = names["stages"], names["M"]
     parts, y = [], 0
     for laps in (1, 2):

@@ -11,7 +11,7 @@ import meshscope as ms
 from pages import check_exercise, compiled_for_cpu, exercises_of, run_again, source_of
 from traced import equations
 
-PAGE = "12b-interleaved"
+PAGE = "12c-interleaved"
 
 
 def when(page, n, M, laps):

@@ -13,7 +13,7 @@ from many_devices.pipeline import place_inputs
 from pages import check_exercise, compiled_for_cpu, exercises_of, run_again, source_of
 from traced import equations
 
-PAGE = "12a-zero-bubble"
+PAGE = "12b-zero-bubble"
 NAMES = ["1F1B", "zero bubble"]
 
 
@@ -242,7 +242,7 @@ def test_with_remat_the_split_costs_more_than_the_bubble_that_it_saves(page):
     split, together = (
         2 + 4 + 6,
         2 + 6,
-    )  # counted in test_matmuls_of_each_operation, and in chapter 12
+    )  # counted in test_matmuls_of_each_operation, and in test_12a_schedules
     assert split * page.M > together * (page.M + page.stages - 1)
 
 
