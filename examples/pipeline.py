@@ -72,12 +72,12 @@ def main():
     x_MBD = jax.random.normal(jax.random.key(0), (M, B, D))
     target_MBD = jnp.sin(x_MBD)
 
-    def dense_loss(layers):
+    def single_loss(layers):
         y_BD = run_layers(layers, x_MBD.reshape(-1, D))
         return error(y_BD, target_MBD.reshape(-1, D))
 
     loss, gradient = jax.jit(jax.value_and_grad(make_pipeline(mesh)))(layers, x_MBD, target_MBD)
-    true_loss, true_gradient = jax.jit(jax.value_and_grad(dense_loss))(layers)
+    true_loss, true_gradient = jax.jit(jax.value_and_grad(single_loss))(layers)
     np.testing.assert_allclose(loss, true_loss, rtol=1e-5)
 
     def assert_close(found, true):

@@ -1,4 +1,4 @@
-"""The model of chapter 12, and the bookkeeping of the schedules on its page about zero bubble.
+"""The model of chapter 12, and the bookkeeping of the schedules on its pages 12b and 12c.
 
 Letters: L layers, M microbatches, B examples of one, D width, F hidden width. A schedule is a list of
 rows, one for each tick; a row has what each stage does, an `Op` or None.
@@ -48,7 +48,7 @@ def error(y_BD, target_BD):
     return jnp.mean((y_BD - target_BD) ** 2)
 
 
-def dense_loss(params, x_MBD, target_MBD):
+def single_loss(params, x_MBD, target_MBD):
     """The loss of the whole batch on one device."""
     y_MBD = jax.vmap(run_layers, in_axes=(None, 0))(params, x_MBD)
     return error(y_MBD, target_MBD)

@@ -52,24 +52,24 @@ def in_use(page, name):
 
 
 def test_both_schedules_have_the_loss_and_gradient_of_one_device(page):
-    """1F1B and zero bubble equal the dense model."""
+    """1F1B and zero bubble equal one device."""
     assert list(page.results) == NAMES
     for loss, gradient in page.results.values():
         assert_dense(page, loss, gradient)
 
 
-def test_three_updates_are_those_of_the_dense_model(page):
-    """Three steps of gradient descent give the weights of the dense model."""
-    dense = w = page.params
-    gradient_of = jax.jit(jax.grad(page.dense_loss))
+def test_three_updates_are_those_of_one_device(page):
+    """Three steps of gradient descent give the weights of one device."""
+    single = w = page.params
+    gradient_of = jax.jit(jax.grad(page.single_loss))
     step = jax.jit(mapped(page, "zero bubble"))
     for _ in range(3):
-        dense = jax.tree.map(
-            lambda w, g: w - 0.05 * g, dense, gradient_of(dense, page.x_MBD, page.target_MBD)
+        single = jax.tree.map(
+            lambda w, g: w - 0.05 * g, single, gradient_of(single, page.x_MBD, page.target_MBD)
         )
         _, gradient = step(w, page.x_MBD, page.target_MBD, page.tables["zero bubble"])
         w = jax.tree.map(lambda w, g: w - 0.05 * g, w, gradient)
-    for key, wanted in dense.items():
+    for key, wanted in single.items():
         np.testing.assert_allclose(w[key], wanted, rtol=1e-4, atol=1e-5)
 
 

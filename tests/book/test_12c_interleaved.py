@@ -36,7 +36,7 @@ def weights_of(page, laps):
 
 
 def test_one_and_two_laps_have_the_loss_and_gradient_of_one_device(page):
-    """Both pipelines equal the dense model, up to float32 rounding."""
+    """Both pipelines equal one device, up to float32 rounding."""
     assert list(page.results) == [1, 2]
     for loss, gradient in page.results.values():
         np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5)
@@ -46,15 +46,15 @@ def test_one_and_two_laps_have_the_loss_and_gradient_of_one_device(page):
         assert page.equal(loss, gradient)
 
 
-def test_three_updates_are_those_of_the_dense_model(page):
-    """Three steps of gradient descent with two laps give the weights of the dense model."""
-    dense, w = page.params, weights_of(page, 2)
+def test_three_updates_are_those_of_one_device(page):
+    """Three steps of gradient descent with two laps give the weights of one device."""
+    single, w = page.params, weights_of(page, 2)
     for _ in range(3):
-        _, gradient = page.dense(dense, page.x_MBD, page.target_MBD)
-        dense = jax.tree.map(lambda w, g: w - 0.05 * g, dense, gradient)
+        _, gradient = page.single(single, page.x_MBD, page.target_MBD)
+        single = jax.tree.map(lambda w, g: w - 0.05 * g, single, gradient)
         _, gradient = page.programs[2](w, page.x_MBD, page.target_MBD)
         w = jax.tree.map(lambda w, g: w - 0.05 * g, w, gradient)
-    for key, wanted in dense.items():
+    for key, wanted in single.items():
         np.testing.assert_allclose(w[key].reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -175,7 +175,7 @@ def test_layers_on_the_wrong_devices_are_another_model(page):
     order = page.split_in_a_row(np.arange(8)).ravel()
     assert order.tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
     permuted = {key: w[order] for key, w in page.params.items()}
-    loss, _ = page.dense(permuted, page.x_MBD, page.target_MBD)
+    loss, _ = page.single(permuted, page.x_MBD, page.target_MBD)
     np.testing.assert_allclose(page.wrong_loss, loss, rtol=1e-5)
     assert abs(page.wrong_loss - page.true_loss) > 0.1
 
