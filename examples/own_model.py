@@ -152,9 +152,8 @@ def save(path, model, optimizer):
 
 def resume(path, mesh):
     """Load model and optimizer from a checkpoint, sharded for this mesh."""
-    with jax.set_mesh(mesh):
-        graphdef, target = nnx.get_abstract_model(make, mesh)
-        return nnx.merge(graphdef, ocp.load(path, target))
+    graphdef, target = nnx.get_abstract_model(make, mesh)
+    return nnx.merge(graphdef, ocp.load(path, target))
 
 
 def main():
