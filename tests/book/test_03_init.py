@@ -56,10 +56,13 @@ def test_the_large_model_in_gigabytes(page):
 
 
 def test_a_stack_made_outside_jit_is_whole_first(page):
-    """What an initialiser returns for all layers of a stack is whole on each device too."""
+    """An initialiser returns all layers whole on each device; then their variable shards them."""
     with jax.set_mesh(page.mesh):
         w_LDF = jax.vmap(lambda key: page.init(key, (64, 512)))(jax.random.split(KEY, 6))
+        stack = make_stack(page.small)
     assert w_LDF.shape == (6, 64, 512) and w_LDF.sharding.is_fully_replicated
+    assert stack.w_DF.shape == (6, 64, 512)
+    assert stack.w_DF.sharding.spec == P(None, "data", "model")
 
 
 # The recipe
