@@ -1,12 +1,9 @@
 """Figure: the weights of "Train your own Flax model", and the piece that its rules give device 0."""
 
-import re
-
 from kit import DATA, INK, figure, frame, kept, key_of_pieces, line, rect, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("own-model", "rules", "spec")
-PAGE["re"] = re  # the page imports it in an earlier cell, with much else
+PAGE = run_cells("own-model", "imports", "rules", "spec")
 DEVICES = 8
 SIZES = {"D": 24, "H × C": 24, "4D": 96, "V": 96}  # units of the drawing; 24 of them are 64 numbers
 WEIGHTS = {  # path: (rows, columns, which of the two each dimension of the weight belongs to, x, y)

@@ -123,11 +123,6 @@ def test_a_weight_that_no_rule_matches_is_an_error(page):
 
 
 BROKEN = {  # what is planted: line, replacement, and what the check reports
-    "optimizer-lost": (
-        "    optimizer.update(model, gradients)",
-        "    optimizer.update(model, gradients)\n    optimizer.step[...] -= 1",
-        "does not return",
-    ),
     "weights-whole": (
         "out_shardings=(*shardings, None)",
         "out_shardings=jax.NamedSharding(mesh, P())",
@@ -148,23 +143,35 @@ BROKEN = {  # what is planted: line, replacement, and what the check reports
 
 
 @pytest.mark.parametrize("mistake", BROKEN)
-def test_each_check_catches_its_mistake(mistake):
-    """An optimizer lost, a weight whole, a batch too small to stay, an embedding that moves vectors."""
+def test_the_check_catches_each_mistake(mistake):
+    """A weight whole, a batch too small to stay or smaller than V, an embedding that moves vectors."""
     find, replace, reported = BROKEN[mistake]
     cells = with_fault(cells_of(PAGE), find, replace)
     with pytest.raises(AssertionError, match=reported), run(PAGE, cells=cells):
         pass
 
 
+def test_a_step_that_forgets_the_optimizer_raises():
+    """compiled_step has shardings for three results."""
+    cells = with_fault(cells_of(PAGE), "return model, optimizer, loss", "return model, loss")
+    with pytest.raises(ValueError, match="out_shardings") as caught, run(PAGE, cells=cells):
+        pass
+    assert caught.value.cell == "train"
+
+
 @compiled_for_cpu
-def test_a_small_batch_fails_the_third_check_as_the_page_shows(page):
-    """Eight examples of 16 tokens: arrays with the shape of activations move between devices."""
+def test_a_small_batch_fails_the_check_as_the_page_shows(page):
+    """Eight examples of 16 tokens: the tokens move, and arrays with the shape of activations."""
     model, optimizer = page.resume(page.checkpoint, page.mesh)
-    page.check_moves(model, optimizer, page.mesh, page.batch_of(0, page.mesh))
+    page.check(model, optimizer, page.mesh, page.batch_of(0, page.mesh))
     assert page.small.shape == (8, 17)
     with pytest.raises(AssertionError, match="activations move") as caught:
-        page.check_moves(model, optimizer, page.mesh, page.small)
-    assert "(8, 16, 64)" in str(caught.value)  # B, S and D of this batch
+        page.check(model, optimizer, page.mesh, page.small)
+    assert str(caught.value) == "activations move: [(8, 16, 1), (8, 16, 64)]"  # B, S and D
+    with jax.set_mesh(page.mesh):
+        step = page.compiled_step(model, optimizer)
+        rows = ms.collectives(step.lower(model, optimizer, page.small).compile())
+    assert {row.dtype for row in rows if row.shape == (8, 16, 1)} == {"int32"}  # tokens
 
 
 @compiled_for_cpu
@@ -245,10 +252,14 @@ def test_a_target_has_the_shardings_that_set_metadata_recorded(page):
 
 
 def test_a_vocabulary_that_the_devices_do_not_divide_leaves_the_embedding_whole():
-    """The rule for the embedding needs a V that eight devices divide, so 50,257 is padded."""
+    """The rule for the embedding needs a V that eight devices divide, and only the check tells."""
     cells = with_fault(cells_of(PAGE), "Transformer(V=256,", "Transformer(V=257,")
     with run(PAGE, cells=cells, until="make") as page:
         assert page.model.embed.embedding.sharding.is_fully_replicated
+    with pytest.raises(AssertionError, match="'embedding'.* moved") as caught:
+        with run(PAGE, cells=cells):
+            pass
+    assert caught.value.cell == "check"
     assert 50_257 % 8
 
 
