@@ -64,7 +64,7 @@ def test_a_block_keeps_the_shape_and_has_its_own_weights(page):
     with jax.set_mesh(strategy.mesh()):
         block = page.Block(page.tiny, strategy, nnx.Rngs(0))
         assert block(np.ones((64, 96), "float32")).shape == (64, 96)
-    one, other = page.model.blocks
+    one, other = begin(page, page.data_parallel)[0].blocks
     assert one.w_DF.shape == (96, 384) and not np.array_equal(one.w_DF, other.w_DF)
 
 
