@@ -1,19 +1,22 @@
 """Chapter 16's training step: a transformer with FSDP, tensor parallelism and HSDP, by hand.
 
 The mesh has the axes `replica`, `data` and `model`. Weights are float32; a layer gathers them along
-`data` in the type of the activations. The chapter shows `abstract_mesh`, `weights_of`, `gather_as`
-and `layer`, and hands its own to `step_on`; `examples/compile_ahead.py` has all of it in one file.
+`data` in the type of the activations, and sums partial results along `model`.
+`examples/compile_ahead.py` has the same step in one file.
+
+In the backward pass, each gather becomes a reduce-scatter of the weight's gradient, and each `pcast`
+a sum over `replica`. The `pcast` comes before the gather, so gradients are scattered inside each
+replica first, and only shards are summed over `replica`.
+
 Names end in their dimensions: B sequences, S length (T where it is attended to), D model, F hidden,
 H heads, K kv heads, C head size, V vocabulary, L layers.
 """
 
-import math
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -66,7 +69,7 @@ def normed(x_BSD, scale_D):
 
 
 def gather_as(dtype, shard, axis=0):
-    """Return the whole weight in `dtype`; its gradient comes back as a shard."""
+    """Return a weight in `dtype`, whole along `data`; its gradient comes back as a shard."""
     shard = jax.lax.pcast(shard.astype(dtype), "replica", to="varying")
     return jax.lax.all_gather(shard, "data", axis=axis, tiled=True)
 
@@ -93,7 +96,7 @@ def layer(x_BSD, w):
     return x_BSD + jax.lax.psum(partial_BSD, "model"), None
 
 
-def loss_of(weights, tokens_BS, config, policy, layer=layer):
+def loss_of(weights, tokens_BS, config, policy):
     """Mean cross entropy of the next token, with the vocabulary sharded along `model`."""
     stack = {name: w for name, w in weights.items() if "_L" in name}
     x_BSD = gather_as(config.dtype, weights["embed_VD"], axis=1)[tokens_BS]
@@ -115,7 +118,7 @@ def loss_of(weights, tokens_BS, config, policy, layer=layer):
 adam = optax.scale_by_adam()
 
 
-def step_on(mesh, config, B, S=4096, policy=None, weights_of=weights_of, layer=layer):
+def step_on(mesh, config, B, S=4096, policy=None):
     """The jitted step, and the shapes of weights, moments and tokens on this mesh.
 
     No array is created, so the mesh may be one without devices. `policy` says what the backward
@@ -123,8 +126,7 @@ def step_on(mesh, config, B, S=4096, policy=None, weights_of=weights_of, layer=l
     """
 
     def step(weights, moments, tokens_BS):
-        grad_fn = jax.value_and_grad(loss_of)
-        loss, gradients = grad_fn(weights, tokens_BS, config, policy, layer)
+        loss, gradients = jax.value_and_grad(loss_of)(weights, tokens_BS, config, policy)
         updates, moments = adam.update(gradients, moments)
         weights = jax.tree.map(lambda w, u: w - 3e-4 * u, weights, updates)
         return weights, moments, loss
@@ -140,34 +142,3 @@ def step_on(mesh, config, B, S=4096, policy=None, weights_of=weights_of, layer=l
     moments = optax.ScaleByAdamState(abstract_array((), P(), "int32"), weights, weights)
     tokens_BS = abstract_array((B, S), batch, "int32")
     return jax.jit(mapped, donate_argnums=(0, 1)), weights, moments, tokens_BS
-
-
-def two_steps(step_on, config, sizes, B=8, S=16):
-    """Losses of two steps with random weights on real devices, and the state after them.
-
-    Args:
-      step_on: as above, or the page's.
-      sizes: of the mesh's axes replica, data and model.
-    """
-    axes, types = ("replica", "data", "model"), (jax.sharding.AxisType.Auto,) * 3
-    devices = jax.devices()[: math.prod(sizes)]
-    mesh = jax.make_mesh(sizes, axes, axis_types=types, devices=devices)
-    step, *shapes = step_on(mesh, config, B=B, S=S)
-    rng = np.random.default_rng(0)
-
-    def random_like(like):
-        array = 0.1 * rng.standard_normal(like.shape)
-        return jax.device_put(array.astype(like.dtype), like.sharding)
-
-    def zeros_like(like):
-        return jax.device_put(np.zeros(like.shape, like.dtype), like.sharding)
-
-    weights = jax.tree.map(random_like, shapes[0])
-    moments = jax.tree.map(zeros_like, shapes[1])
-    tokens_BS = rng.integers(0, config.V, (B, S)).astype("int32")
-    tokens_BS = jax.device_put(tokens_BS, shapes[2].sharding)
-    losses = []
-    for _ in range(2):
-        weights, moments, loss = step(weights, moments, tokens_BS)
-        losses.append(float(loss))
-    return losses, jax.device_get((weights, moments))

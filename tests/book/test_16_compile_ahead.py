@@ -1,5 +1,6 @@
 """Chapter 16, "Compile for the machine you do not have"."""
 
+import collections
 import math
 
 import jax
@@ -49,19 +50,24 @@ def dense_loss(w, tokens_BS):
     return optax.softmax_cross_entropy_with_integer_labels(logits_BSV, labels_BS).mean()
 
 
-AUTO = (jax.sharding.AxisType.Auto,) * 3
+AXES, AUTO = ("replica", "data", "model"), (jax.sharding.AxisType.Auto,) * 3
+TINY = llama_step.Config(L=2, D=32, F=64, H=4, K=2, C=8, V=96, dtype="float32")
 
 
-def start(page):
-    """The page's step on a 2 × 2 × 2 mesh, and random weights, zero moments and tokens for it."""
-    mesh = jax.make_mesh((2, 2, 2), ("replica", "data", "model"), axis_types=AUTO)
-    step, *shapes = page.step_on(mesh, page.tiny, B=8, S=16)
+def mesh_of(*sizes):
+    devices = jax.devices()[: math.prod(sizes)]
+    return jax.make_mesh(sizes, AXES, axis_types=AUTO, devices=devices)
+
+
+def start(*sizes):
+    """The step on a mesh of these sizes, and random weights, zero moments and tokens for it."""
+    step, *shapes = llama_step.step_on(mesh_of(*sizes), TINY, B=8, S=16)
     rng = np.random.default_rng(3)
     weights = {
         name: (0.2 * rng.standard_normal(like.shape)).astype("float32")
         for name, like in shapes[0].items()
     }
-    tokens_BS = rng.integers(0, page.tiny.V, (8, 16)).astype("int32")
+    tokens_BS = rng.integers(0, TINY.V, (8, 16)).astype("int32")
     zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shapes[1])
 
     def run(*state):
@@ -71,61 +77,83 @@ def start(page):
     return run, weights, zeros, tokens_BS
 
 
-def first_steps(page):
-    """Loss, gradient and updated weights of a dense model's first step; and what the page's gives."""
-    run, weights, zeros, tokens_BS = start(page)
+def test_loss_gradient_and_updated_weights_are_those_of_a_dense_model():
+    """On a 2 × 2 × 2 mesh, against a dense model that is written in another way."""
+    run, weights, zeros, tokens_BS = start(2, 2, 2)
     loss, gradient = jax.value_and_grad(dense_loss)(weights, tokens_BS)
     updates, _ = llama_step.adam.update(gradient, zeros)
     updated = jax.tree.map(lambda w, u: w - 3e-4 * u, weights, updates)
-    return (loss, gradient, updated), run(weights, zeros, tokens_BS)
-
-
-def check_against_dense(wanted, found):
-    (loss, gradient, updated), (weights, moments, found_loss) = wanted, found
+    found, moments, found_loss = run(weights, zeros, tokens_BS)
     np.testing.assert_allclose(found_loss, loss, rtol=1e-5)
     for name in gradient:  # after one step the first moment is a tenth of the gradient
         np.testing.assert_allclose(
             10 * moments.mu[name], gradient[name], rtol=2e-3, atol=2e-6, err_msg=name
         )
-        np.testing.assert_allclose(weights[name], updated[name], atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(found[name], updated[name], atol=2e-5, err_msg=name)
 
 
-def test_loss_gradient_and_updated_weights_are_those_of_a_dense_model(page):
-    """On a 2 × 2 × 2 mesh, against a dense model that is written in another way."""
-    check_against_dense(*first_steps(page))
-
-
-def test_large_logits_do_not_overflow(page):
+def test_large_logits_do_not_overflow():
     """The softmax over `model` subtracts a maximum: logits in the hundreds give a dense loss."""
-    run, weights, zeros, tokens_BS = start(page)
+    run, weights, zeros, tokens_BS = start(2, 2, 2)
     weights["head_DV"] *= 5000
     wanted = dense_loss(weights, tokens_BS)
     assert wanted > 100
     np.testing.assert_allclose(run(weights, zeros, tokens_BS)[2], wanted, rtol=1e-4)
 
 
-def test_two_steps_on_one_device_and_on_eight_agree(page):
-    """The same losses, and weights and moments within 1e-6, with all three axes in use."""
-    np.testing.assert_allclose(page.losses_8, page.losses, rtol=1e-6)
-    assert page.gap < 1e-6 and page.losses[1] < page.losses[0]
+def two_steps(*sizes):
+    run, weights, moments, tokens_BS = start(*sizes)
+    losses = []
+    for _ in range(2):
+        weights, moments, loss = run(weights, moments, tokens_BS)
+        losses.append(loss)
+    return losses, (weights, moments)
 
 
-def test_weights_stay_where_they_are(page):
+def test_two_steps_on_one_device_and_on_eight_agree():
+    """The same losses, weights and moments, with all three axes in use."""
+    (losses, state), (losses_8, state_8) = two_steps(1, 1, 1), two_steps(2, 2, 2)
+    np.testing.assert_allclose(losses_8, losses, rtol=1e-6)
+    assert losses[1] < losses[0]
+    gaps = jax.tree.map(lambda one, eight: abs(one - eight).max(), state, state_8)
+    assert max(jax.tree.leaves(gaps)) < 1e-5
+
+
+def test_weights_stay_where_they_are():
     """The step returns weights and moments with the shardings that they came with."""
-    mesh = jax.make_mesh((2, 2, 2), ("replica", "data", "model"), axis_types=AUTO)
-    step, *shapes = page.step_on(mesh, page.tiny, B=8, S=16)
+    step, *shapes = llama_step.step_on(mesh_of(2, 2, 2), TINY, B=8, S=16)
     found = step.lower(*shapes).compile().output_shardings[:2]
     pairs = zip(jax.tree.leaves(shapes[:2]), jax.tree.leaves(found), strict=True)
     assert all(out.is_equivalent_to(like.sharding, like.ndim) for like, out in pairs)
 
 
-def test_gradients_are_reduced_over_replicas_as_pieces(page):
-    """Each replica's gradients are scattered first: only a piece is added up over `replica`."""
-    mesh = jax.make_mesh((2, 2, 2), ("replica", "data", "model"), axis_types=AUTO)
-    step, *shapes = page.step_on(mesh, page.tiny, B=8, S=16)
+def test_gradients_are_reduced_over_replicas_as_shards():
+    """Each replica's gradients are scattered first: only a shard is added up over `replica`."""
+    step, *shapes = llama_step.step_on(mesh_of(2, 2, 2), TINY, B=8, S=16)
     table = ms.collectives(step.lower(*shapes).compile()).by("kind", "axes")
     scattered = table["reduce-scatter", ("data",)].payload_bytes
-    assert table["all-reduce", ("replica",)].payload_bytes * 2 == scattered  # pieces of two
+    assert table["all-reduce", ("replica",)].payload_bytes * 2 == scattered  # shards of two
+
+
+# Your own step
+
+
+def test_a_step_is_compiled_from_shapes(page):
+    """Model, optimizer and batch are shapes alone, of four billion weights."""
+    leaves = jax.tree.leaves((page.model, page.optimizer, page.batch))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(page.model))
+    assert f"{weights / 1e9:.1f}" == "4.3" and f"{page.state / GB:.1f}" == "6.5"
+
+
+def test_it_fits_eight_h100s_and_not_eight_chips_of_v5e(page):
+    """By the CPU's compiler, and by those of both machines: 53.9 GB, and 48.1 in an error."""
+    assert page.state * 5 < page.needed.bytes_per_device
+    assert page.fits(page.needed, page.H100) and not page.fits(page.needed, page.V5E)
+    on_gpu = stored_memory("train-large-fsdp", "gpu")
+    assert f"{on_gpu.bytes_per_device / GB:.1f}" == "53.9" and page.fits(on_gpu, page.H100)
+    assert "(44.80G) exceeds" in stored_program("train-large-fsdp")["tpu"]["refused"]
+    assert f"{44.80 * GIB / GB:.1f}" == "48.1" and 44.80 * GIB > page.V5E
 
 
 # Without a device
@@ -133,8 +161,8 @@ def test_gradients_are_reduced_over_replicas_as_pieces(page):
 
 def test_a_program_for_2048_devices_is_lowered_without_devices(page):
     """The mesh of the lowered text has 2,048 devices, and this process has eight."""
-    text = page.after("lower").lowered.as_text()
-    assert "mhlo.num_partitions = 2048" in text and '["data"=2048]' in text
+    text = page.lowered.as_text()
+    assert "mhlo.num_partitions = 2048" in text and '"data"=2048' in text
     assert jax.device_count() < 2048
 
 
@@ -143,7 +171,7 @@ def test_it_has_8_billion_weights(page):
 
 
 def test_the_state_takes_12_bytes_for_each_weight(page):
-    """6.02 GB on each of 16 chips: a sixteenth, but for the small weights that are whole."""
+    """6.02 GB on each of 16 chips: one sixteenth, but for the small weights that are whole."""
     state = 12 * page.count / 16
     assert 6.02e9 < state < 6.03e9 and 0 < page.state_bytes - 16384 - state < 0.001 * state
 
@@ -173,9 +201,8 @@ def test_the_stored_programs_are_those_of_the_page(page, name):
 
 def test_the_message_counts_the_state(page):
     """19.67 GB against 16.91; with one GiB more of state it is one GiB more, so the 6.03 are in it."""
-    entry = page.after("message").entry
-    assert entry == stored_program("ahead-v5e-16-two") and entry["compiling"]["seconds"] <= 2
-    refused = entry["tpu"]["refused"]
+    assert stored_program("ahead-v5e-16-two")["compiling"]["seconds"] <= 2
+    refused = page.message
     assert refused.startswith("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom")
     assert "HLO temporaries (18.32G) exceeds available HBM (15.75G)" in refused
     assert in_message("ahead-v5e-16-two-more") - in_message("ahead-v5e-16-two") == pytest.approx(1)
@@ -191,7 +218,8 @@ def test_the_message_counts_the_state(page):
 def test_the_programs_with_more_state_are_the_step_and_donated_arrays(page, name, B, more):
     """They are the page's step with `more` arrays of a quarter of a GiB on each device."""
     step, *shapes = page.step_on(page.sixteen, page.llama_8b, B=B)
-    one = page.abstract_array(page.sixteen, (16 * 8192, 8192), page.P("data"))
+    by_rows = jax.NamedSharding(page.sixteen, page.P("data"))
+    one = jax.ShapeDtypeStruct((16 * 8192, 8192), "float32", sharding=by_rows)
     assert ms.memory(one).bytes_per_device == GIB / 4
 
     def with_more(weights, moments, tokens_BS, more):
@@ -231,7 +259,8 @@ def test_for_gpus_there_is_no_error(page):
     assert memory == stored_memory("ahead-h100-8-large", "gpu")
     assert f"{memory.bytes_per_device / GB:.1f}" == "145.7"
     assert "refused" not in made("ahead-h100-8-large")
-    assert f"{81_559 * 2**20 / GB:.1f}" == "85.5" and not page.fits(memory, 85.5e9)
+    assert f"{81_559 * 2**20 / GB:.1f}" == "85.5" and not page.fits(memory, page.H100)
+    assert f"{0.75 * 85.5:.0f}e9" == "64e9" and page.H100 == 64e9
     large, small = "ahead-h100-8-large", "ahead-h100-64"
     gathers = [payload(name, "all-gather", "data") for name in (large, small)]
     assert [f"{size / GB:.0f}" for size in gathers] == ["39", "30"]  # XLA gathers some again
@@ -266,29 +295,38 @@ def test_fsdp_gathers_30_gb(page):
     assert gathers == 2 * (2 * layers + others) and f"{gathers / GB:.0f}" == "30"
 
 
+def bfloat16_bytes(name):
+    """Payload of a stored program's collectives in bfloat16, by kind."""
+    found = collections.Counter()
+    for row in made(name)["moves"]:
+        if row["dtype"] == "bfloat16":
+            found[row["kind"]] += row["payload"]
+    return found
+
+
 def test_fsdp_on_h100_is_predicted(page):
     """H100 sends what was written, to the byte: gathers and scatters, and nothing else in bfloat16."""
     wanted = page.predicted_bytes(page.llama_8b)
-    assert page.compiled_bytes("ahead-h100-64", "gpu") == {
+    assert bfloat16_bytes("ahead-h100-64") == {
         "all-gather": wanted["gathers"],
         "reduce-scatter": wanted["scatters"],
     }
-    (row,) = [row for row in page.moves if row["kind"] == "all-gather"]
-    assert row["payload"] == wanted["gathers"] == payload("ahead-h100-64", "all-gather", "data")
+    assert wanted["gathers"] == payload("ahead-h100-64", "all-gather", "data")
 
 
 def test_for_tpu_v5e_scatters_become_all_reduces_of_the_same_payload(page):
     """On 16 chips: gathers as predicted, and each scatter an all-reduce."""
     wanted = page.predicted_bytes(page.llama_8b)
-    assert page.compiled_bytes("ahead-v5e-16", "tpu") == {
+    assert bfloat16_bytes("ahead-v5e-16") == {
         "all-gather": wanted["gathers"],
         "all-reduce": wanted["scatters"],
     }
 
 
-def test_an_all_reduce_sends_twice_what_a_scatter_would(page):
+def test_an_all_reduce_sends_twice_what_a_scatter_would():
     """For the same payload, by the rows of both programs."""
-    (scatter,) = [row for row in page.moves if row["kind"] == "reduce-scatter"]
+    moves = made("ahead-h100-64")["moves"]
+    (scatter,) = [row for row in moves if row["kind"] == "reduce-scatter"]
     rows = made("ahead-v5e-16")["moves"]
     (reduce,) = [row for row in rows if (row["kind"], row["dtype"]) == ("all-reduce", "bfloat16")]
     assert reduce["payload"] == scatter["payload"]
@@ -299,7 +337,7 @@ def test_for_2048_chips_in_one_axis_gathers_become_all_reduces_too(page):
     """Everything is an all-reduce: 92 GB sent, where gathers and scatters would send 46."""
     wanted = page.predicted_bytes(page.llama_8b)
     both = wanted["gathers"] + wanted["scatters"]
-    assert page.compiled_bytes("ahead-v5p-2048", "tpu") == {"all-reduce": both}
+    assert bfloat16_bytes("ahead-v5p-2048") == {"all-reduce": both}
     assert f"{both * 2047 / 2048 / GB:.0f}" == "46"
     assert f"{sent('ahead-v5p-2048') / GB:.0f}" == "92"
 
@@ -307,19 +345,19 @@ def test_for_2048_chips_in_one_axis_gathers_become_all_reduces_too(page):
 # What it costs
 
 
-def test_no_program_took_more_than_two_minutes_and_2_gb(page):
-    """2,048 chips: about a minute of processor time, and less than 2 GB."""
+def test_no_program_took_more_than_two_minutes():
+    """For 2,048 chips it took 75 seconds of processor time, and about 2 GB."""
     took = {name: stored_program(name)["compiling"] for name in MESHES}
     assert max(one["seconds"] for one in took.values()) <= 120
-    assert max(one["gigabytes"] for one in took.values()) < 2
-    assert 30 <= took["ahead-v5p-2048"]["seconds"] <= 90
+    assert took["ahead-v5p-2048"]["seconds"] == 75
+    assert f"{max(one['gigabytes'] for one in took.values()):.0f}" == "2"
 
 
 def test_compiling_for_more_chips_hardly_takes_longer():
-    """For 256 and 2,048 TPU chips with FSDP it took at most a quarter longer than for 16."""
+    """For 16 chips 69 seconds; for 256 and 2,048 with FSDP at most a quarter longer."""
     names = ("v5e-16", "v5e-256", "v5p-2048")
     few, *more = (stored_program(f"ahead-{name}")["compiling"]["seconds"] for name in names)
-    assert max(more) <= 1.25 * few
+    assert few == 69 and max(more) <= 1.25 * few
 
 
 # The figure

@@ -80,9 +80,6 @@ SHOWN = [
     ("13-experts", experts.program_on),
     ("14-sequences", sequences.merge),
     ("16-compile-ahead", llama_step.abstract_mesh),
-    ("16-compile-ahead", llama_step.weights_of),
-    ("16-compile-ahead", llama_step.gather_as),
-    ("16-compile-ahead", llama_step.layer),
     ("15-serving", serving.write),
 ]
 
