@@ -84,7 +84,7 @@ def normed(x_BSD, scale_D):
 
 
 def gather_as(dtype, shard, axis=0):
-    """Return the whole weight in `dtype`; its gradient comes back as a shard."""
+    """Return the weight, whole along `data`, in `dtype`; its gradient comes back as a shard."""
     shard = jax.lax.pcast(shard.astype(dtype), "replica", to="varying")
     return jax.lax.all_gather(shard, "data", axis=axis, tiled=True)
 
