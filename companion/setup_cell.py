@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "dd96702a08d7aa72534103d5ccaddee7534b798200c51d4d29f84ee563a7de7f"
+SHA256 = "6311058f9957dc95819a9eeccc0355d071a7211d7a5416009a11c885474a834f"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
