@@ -33,7 +33,7 @@ def fsdp_spec(shape, devices, stacked=False):
     return P(*entries)
 
 
-def is_weight(x):
+def is_weight(x):  # where jax.tree.map stops
     return isinstance(x, nnx.Variable)
 
 

@@ -495,6 +495,15 @@ def test_with_checkpoint_fsdp_sends_1_5_times_the_bytes_of_data_parallelism():
     assert sent("fsdp-kept", "gpu") / all_reduced == pytest.approx(1, rel=0.01)
 
 
+# On your own model
+
+
+def test_the_devices_have_to_divide_the_batch(page):
+    """Sixty rows cannot be sharded over eight devices."""
+    with pytest.raises(ValueError, match="evenly divide"):
+        page.batch_of(slice(0, 60))
+
+
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
 def test_exercise(page, exercise):
     check_exercise(page, PAGE, exercise)
