@@ -8,8 +8,6 @@ Here the layers are in a stack, so that JAX compiles only one of them. To use it
 call each part of the model through `gather_and_call`, and put the name of your stack into `make`.
 """
 
-from functools import partial
-
 import jax
 import numpy as np
 import optax
@@ -19,6 +17,8 @@ from sklearn.datasets import load_digits
 import meshscope as ms
 
 P = jax.P
+auto = (jax.sharding.AxisType.Auto,)
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
 
 
 def fsdp_spec(shape, devices, stacked=False):
@@ -33,12 +33,12 @@ def fsdp_spec(shape, devices, stacked=False):
     return P(*entries)
 
 
-def is_weight(x):
+def is_weight(x):  # where jax.tree.map stops
     return isinstance(x, nnx.Variable)
 
 
 def gather(module):
-    """The module, or one variable, with every sharded weight whole."""
+    """The module (or a single variable) with every sharded weight gathered."""
 
     def gather_weight(weight):
         spec = weight.out_sharding
@@ -64,71 +64,70 @@ class Layer(nnx.Module):
 
 
 @jax.checkpoint  # free the gathered weights after use
-def gather_and_call(module, x):
-    return gather(module)(x)
+def gather_and_call(layer, x):
+    return gather(layer)(x)
 
 
 class Model(nnx.Module):
-    """From the 64 pixels of an image to scores for ten digits, through a stack of L layers."""
+    """From the pixels of an image to scores for ten digits, through a stack of L layers."""
 
     def __init__(self, L, D, F, rngs):
-        self.enter = nnx.Linear(64, D, rngs=rngs)
         stack = nnx.vmap(lambda rngs: Layer(D, F, rngs))
         self.layers = stack(rngs.split(L))
-        self.leave = nnx.Linear(D, 10, rngs=rngs)
+        self.last = nnx.Linear(D, 10, rngs=rngs)
 
-    def __call__(self, x_BI):
+    def __call__(self, x_BD):
         def next_layer(x_BD, layer):
             return gather_and_call(layer, x_BD), None
 
-        x_BD = gather_and_call(self.enter, x_BI)
         x_BD, _ = jax.lax.scan(next_layer, x_BD, self.layers)
-        return gather_and_call(self.leave, x_BD)
+        return gather_and_call(self.last, x_BD)
 
 
-def make(devices, fsdp):
-    """A new model; each weight is annotated with how it is sharded, or with P()."""
-    model = Model(L=4, D=96, F=384, rngs=nnx.Rngs(0))
-    for path, weight in nnx.to_flat_state(nnx.state(model)):  # the model's own
-        spec = fsdp_spec(weight.shape, devices, stacked="layers" in path)
-        weight.set_metadata(out_sharding=spec if fsdp else P())
-    return model
+def make(fsdp):
+    """A new model, annotated for FSDP or for data parallelism, and its optimizer."""
+
+    def annotated(path, weight):
+        stacked = "layers" in jax.tree_util.keystr(path)  # the model's own name
+        spec = fsdp_spec(weight.shape, mesh.size, stacked) if fsdp else P()
+        return nnx.Param(weight[...], out_sharding=spec)
+
+    model = Model(L=4, D=64, F=512, rngs=nnx.Rngs(0))  # 64 pixels
+    model = jax.tree.map_with_path(annotated, model, is_leaf=is_weight)
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.05, momentum=0.9))
+    return model, nnx.Optimizer(model, clipped, wrt=nnx.Param)
 
 
-def init_sharded(mesh, fsdp):
-    """A new model on the mesh; each device creates only what it stores."""
-    make_here = partial(make, mesh.size, fsdp)
-    specs = nnx.get_partition_spec(jax.eval_shape(make_here))
-    shardings = jax.tree.map(partial(jax.NamedSharding, mesh), specs)
-    return jax.jit(make_here, out_shardings=shardings)()
+create = jax.jit(make, static_argnames="fsdp")  # not an array
 
 
 def mean_loss(model, batch_block):
-    x_BI, labels_B = batch_block
-    losses_B = optax.softmax_cross_entropy_with_integer_labels(model(x_BI), labels_B)
+    x_BD, labels_B = batch_block
+    losses_B = optax.softmax_cross_entropy_with_integer_labels(model(x_BD), labels_B)
     return jax.lax.pmean(losses_B.mean(), "data")
 
 
-clip = optax.clip_by_global_norm(1.0)
-optimizer = optax.chain(clip, optax.sgd(0.05, momentum=0.9))
-
-
-def compiled_step(mesh, model, momentum):
-    """The step on all devices; model and momentum stay sharded as they are."""
+def loss_and_gradient(model, batch):
     specs = nnx.get_partition_spec(model)
-    loss_and_gradient = jax.shard_map(
+    mapped = jax.shard_map(
         jax.value_and_grad(mean_loss),
         mesh=mesh,
         in_specs=(specs, P("data")),
         out_specs=(P(), specs),
     )
+    return mapped(model, batch)
 
-    def step(model, momentum, batch):
-        loss, gradient = loss_and_gradient(model, batch)
-        updates, momentum = optimizer.update(gradient, momentum)
-        return optax.apply_updates(model, updates), momentum, loss
 
-    shardings = jax.tree.map(lambda array: array.sharding, (model, momentum))
+def step(model, optimizer, batch):
+    """One training step: everything that changed, and the loss."""
+    loss, gradient = loss_and_gradient(model, batch)
+    optimizer.update(model, gradient)
+    return model, optimizer, loss
+
+
+def compiled_step(step, model, optimizer):
+    """The jitted step: each output keeps its input's sharding and reuses its buffer."""
+    shardings = jax.tree.map(lambda array: array.sharding, (model, optimizer))
     return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 
 
@@ -137,25 +136,28 @@ images_BI = (digits.data / 16).astype("float32")  # 1,797 images of 64 pixels
 labels_B = digits.target.astype("int32")
 
 
-def train(mesh, fsdp, steps=20):
-    """The trained model and the loss of each step, on 64 images."""
-    model = init_sharded(mesh, fsdp)
-    momentum = optimizer.init(model)  # not inside jax.jit
-    train_step = compiled_step(mesh, model, momentum)
+def batch_of(rows):
+    """The images and labels of these rows, sharded along `data`."""
+    arrays = images_BI[rows], labels_B[rows]
+    return jax.device_put(arrays, jax.NamedSharding(mesh, P("data")))
+
+
+def train(fsdp, steps=20):
+    """The trained model, and the loss of each step."""
+    with jax.set_mesh(mesh):
+        model, optimizer = create(fsdp)
+    train_step = compiled_step(step, model, optimizer)
     losses = []
     for number in range(steps):
-        rows = slice(64 * number, 64 * (number + 1))
-        batch = images_BI[rows], labels_B[rows]  # in_specs shard it
-        model, momentum, loss = train_step(model, momentum, batch)
+        batch = batch_of(slice(64 * number, 64 * (number + 1)))
+        model, optimizer, loss = train_step(model, optimizer, batch)
         losses.append(loss)
     return model, [float(loss) for loss in losses]
 
 
 def main():
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
     for name, fsdp in [("data parallel", False), ("FSDP", True)]:
-        model, losses = train(mesh, fsdp)
+        model, losses = train(fsdp)
         held = ms.memory(model).bytes_per_device
         print(f"{name:13} {held:9,} bytes of weights on each of {mesh.size} devices")
         print(f"{'':13} loss {losses[0]:.4f} at step 0, {losses[-1]:.4f} at step 19")
