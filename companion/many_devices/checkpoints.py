@@ -68,9 +68,7 @@ def start(saver, mesh):
     if saver.latest is None:
         with jax.set_mesh(mesh):
             return jax.jit(make_run)()
-    graphdef, target = nnx.get_abstract_model(make_run, mesh)
-    loaded = saver.load(abstract_state=target)  # without a number: the newest
-    return nnx.merge(graphdef, loaded)
+    return restore(saver.latest.path, mesh)
 
 
 def train_until(last, folder, mesh):

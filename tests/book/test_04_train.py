@@ -68,13 +68,12 @@ def test_a_block_keeps_the_shape_and_has_its_own_weights(page):
     assert one.w_DF.shape == (96, 384) and not np.array_equal(one.w_DF, other.w_DF)
 
 
-def test_before_training_the_loss_is_worse_than_ln_10(page):
-    """Ten equal probabilities would be better; the first step returns it too, and is counted."""
+def test_the_first_step_returns_the_loss_of_the_untrained_model(page):
+    """The loss is computed before the update; the step is counted."""
     after = page.after("first-step")
     with jax.set_mesh(page.mesh):
         untrained = page.loss_of(begin(page, page.data_parallel)[0], page.batch)
-    assert np.log(10) < untrained < 3.5 and np.isclose(after.loss, untrained, rtol=1e-5)
-    assert after.optimizer.step[...] == 1
+    assert np.isclose(after.loss, untrained, rtol=1e-5) and after.optimizer.step[...] == 1
 
 
 # The first training run
