@@ -83,6 +83,7 @@ SHOWN = [
     ("16-compile-ahead", llama_step.gather_as),
     ("16-compile-ahead", llama_step.layer),
     ("15-serving", serving.write),
+    ("15-serving", serving.attend),
 ]
 
 # Where the package does more than the page: what it has, and what the page shows in its place.
