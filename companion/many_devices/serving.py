@@ -1,4 +1,4 @@
-"""What the chapter on serving imports: a Llama, parts of it for `shard_map`, and runs without a cache."""
+"""What the chapter on serving imports: a Llama, its parts for `shard_map`, and runs without a cache."""
 
 import jax
 import jax.numpy as jnp
