@@ -1,22 +1,23 @@
 """Figure of the page on the price of a token: arithmetic and reading in a step of decode on an H100.
 
-The times are computed by the page's `step_seconds` and `price`.
+The times are computed by the page's `arithmetic_seconds` and `reading_seconds`.
 """
 
 from kit import DATA, INK, MODEL, figure, kept, rect, say, strong, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("15b-token-price", "sizes", "chips", "roofline", "price")
-CHIP, FULL = "H100", 8192
-STEPS = [(295, 0), (295, 1024), (PAGE["price"](CHIP, FULL)[0], FULL)]  # rows, tokens of context
+PAGE = run_cells("15b-token-price", "sizes", "reading", "price", "operations", "one-more")
+FULL = 8192
+STEPS = [(295, 0), (295, 1024), (PAGE["price"](FULL)[0], FULL)]  # rows, tokens of context
 PX, BAR, STEP, TOP = 11.5, 13, 58, 52  # px per ms, height of a bar, distance
 
 
 def milliseconds(rows, context):
     """Arithmetic, reading the weights, reading the caches."""
-    arithmetic, memory = PAGE["step_seconds"](CHIP, rows, context)
-    _, weights = PAGE["step_seconds"](CHIP, 0, context)
-    return 1e3 * arithmetic, 1e3 * weights, 1e3 * (memory - weights)
+    arithmetic = PAGE["arithmetic_seconds"](rows, context)
+    weights = PAGE["reading_seconds"](0, context)
+    caches = PAGE["reading_seconds"](rows, context) - weights
+    return 1e3 * arithmetic, 1e3 * weights, 1e3 * caches
 
 
 def draw():

@@ -1,4 +1,4 @@
-"""What the chapter on serving imports: parts of the Llama, and the same model without a cache."""
+"""What the chapter on serving imports: a Llama, its parts for `shard_map`, and runs without a cache."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,36 @@ from flax import nnx
 from many_devices import llama
 
 P = jax.P
+CONFIG = llama.Config(
+    *(256, 64, 96, 3, 8, 2, 16),  # V, D, F, L, H, K, C
+    tied=False,
+    epsilon=1e-5,
+    theta=10_000.0,
+    dtype="float32",
+)
+
+
+def abstract_llama(mesh):
+    """Return the graph of the Flax model, and its state: shapes with their shardings on this mesh."""
+
+    def make():
+        return llama.Llama(CONFIG, nnx.Rngs(0))
+
+    with jax.set_mesh(mesh):
+        return nnx.get_abstract_model(make, mesh)
+
+
+def random_llama():
+    """Return the Flax model with random weights, sharded by FSDP over all devices."""
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((jax.device_count(), 1), ("data", "model"), axis_types=auto)
+    graphdef, state = abstract_llama(mesh)
+    random = np.random.default_rng(0)
+    for path, variable in llama.by_path(state).items():
+        values = random.standard_normal(variable.shape).astype("float32")
+        values = 1 + values / 10 if "scale" in path else values / variable.shape[-2] ** 0.5
+        variable.set_value(jax.device_put(values, variable.sharding))
+    return nnx.merge(graphdef, state)
 
 
 def norm(x, scale):
@@ -37,6 +67,15 @@ def look_up(table_block_VD, tokens_BS, axes):
     return jax.lax.psum(x_partial_BSD, axes)
 
 
+def mlp(w, x_BSD):
+    """Run the MLP, with the hidden features of this device."""
+    y_BSD = norm(x_BSD, w["blocks/norm_hidden/scale"])
+    gate_BSF = jax.nn.silu(y_BSD @ w["blocks/gate/kernel"])
+    h_BSF = gate_BSF * (y_BSD @ w["blocks/up/kernel"])
+    partial_BSD = h_BSF @ w["blocks/down/kernel"]
+    return x_BSD + jax.lax.psum(partial_BSD, "model")
+
+
 def write(cache, i, slot_BS, k_BSKC, v_BSKC):
     """Put keys and values of layer i into these slots; drop those beyond the end."""
     rows = jnp.arange(slot_BS.shape[0])[:, None]
@@ -46,23 +85,19 @@ def write(cache, i, slot_BS, k_BSKC, v_BSKC):
     }
 
 
+def attend(q, k, v, cache, i, position_BS):
+    """Write keys and values; attend to all positions up to one's own."""
+    cache = write(cache, i, position_BS, k, v)
+    seen = jnp.arange(cache["k"].shape[2]) <= position_BS[:, None, :, None]
+    mixed = jax.nn.dot_product_attention(q, cache["k"][i], cache["v"][i], mask=seen)
+    return mixed, cache
+
+
 def without_cache(weights):
     """Return the Flax model on one device, as a function from tokens (B, S) to logits (B, S, V)."""
-    config = llama.Config(
-        *(256, 64, 96, 3, 8, 2, 16),  # V, D, F, L, H, K, C
-        tied=False,
-        epsilon=1e-5,
-        theta=10_000.0,
-        dtype="float32",
-    )
     auto, one = (jax.sharding.AxisType.Auto,) * 2, jax.devices()[:1]
     mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=auto, devices=one)
-
-    def make():
-        return llama.Llama(config, nnx.Rngs(0))
-
-    with jax.set_mesh(mesh):
-        graphdef, state = nnx.get_abstract_model(make, mesh)
+    graphdef, state = abstract_llama(mesh)
     for path, variable in llama.by_path(state).items():
         variable.set_value(jax.device_put(weights[path], jax.NamedSharding(mesh, P())))
     model = jax.jit(lambda state, tokens_BS: nnx.merge(graphdef, state)(tokens_BS))

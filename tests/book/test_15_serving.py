@@ -1,5 +1,6 @@
 """Chapter 15, "Serve from sharded weights: prefill, decode and a sharded KV cache"."""
 
+import dataclasses
 import importlib
 from pathlib import Path
 
@@ -23,7 +24,7 @@ EXACT = dict(rtol=1e-4, atol=1e-4)  # float32; four devices add in another order
 
 def shapes_of(page):
     """The shape of each weight, by its path."""
-    return {name: shape for name, (shape, _) in page.WEIGHTS.items()}
+    return {name: weight.shape for name, weight in page.trained.items()}
 
 
 def generated(page, steps=8, **others):
@@ -67,11 +68,8 @@ def flax_llama(page, monkeypatch, weights):
     """The Flax model of examples/llama.py with these weights, its mesh, and what it has by path."""
     monkeypatch.syspath_prepend(EXAMPLES)
     llama = importlib.import_module("llama")
-    sizes = {letter: page.variables[letter] for letter in "VDFLHKC"}
-    config = llama.Config(
-        **sizes, tied=False, epsilon=1e-5, theta=10_000.0, scaling=None, dtype="float32"
-    )
-    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=page.auto * 2)
+    config = llama.Config(**dataclasses.asdict(serving.CONFIG), scaling=None)
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=page.auto)
     with jax.set_mesh(mesh):
         model = llama.Llama(config, nnx.Rngs(0))
     variables = llama.by_path(nnx.state(model, nnx.Param))
@@ -83,7 +81,7 @@ def flax_llama(page, monkeypatch, weights):
 
 
 def test_the_names_are_the_paths_of_the_flax_model(page, monkeypatch):
-    """WEIGHTS has the paths and shapes of the model in Bring your own weights."""
+    """The weights have the paths and shapes of the model in Bring your own weights."""
     _, _, shapes = flax_llama(page, monkeypatch, page.trained)
     assert shapes == shapes_of(page) and page.SPECS.keys() == shapes.keys()
 
@@ -110,17 +108,53 @@ def test_the_reference_is_the_model_of_bring_your_own_weights(page, monkeypatch)
 # The move
 
 
-def test_training_holds_74_976_bytes_and_serving_300_800(page):
-    """An eighth of everything; half of the matrices, and all of the scales."""
+def test_the_page_has_the_sizes_of_the_model(page):
+    """With 8 query heads, and two devices along `model`."""
+    config = serving.CONFIG
+    assert all(page.variables[letter] == getattr(config, letter) for letter in "VLKC")
+    assert (config.H, config.K, page.serving.shape["model"]) == (8, 2, 2)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2)])
+def test_trained_on_any_mesh_the_specs_for_serving_are_the_same(page, shape):
+    """What `model` divides is in the annotations, and `data` is left out."""
+    mesh = jax.make_mesh(shape, ("data", "model"), axis_types=page.auto)
+    _, state = serving.abstract_llama(mesh)
+    specs = {
+        path: page.serving_spec(weight) for path, weight in serving.llama.by_path(state).items()
+    }
+    assert specs == page.SPECS
+
+
+def test_of_each_pair_of_matrices_one_is_divided_by_columns_and_one_by_rows(page):
+    """The first by its last dimension, the second by the one before; the norms are whole."""
+    divided = {path: [*spec].index("model") for path, spec in page.SPECS.items() if "model" in spec}
+    columns = {f"blocks/{name}/kernel" for name in ("query", "key", "value", "gate", "up")}
+    rows = {f"blocks/{name}/kernel" for name in ("out", "down")}
+    assert {path for path, axis in divided.items() if axis == 2} == columns
+    assert {path for path, axis in divided.items() if axis == 1} == rows | {"head/kernel"}
+    assert divided["embed/embedding"] == 0 and len(divided) == 9
+    assert all("data" not in spec for spec in page.SPECS.values())
+
+
+def test_training_is_fsdp_over_eight_devices(page):
+    """`data` divides every matrix over all of them, and `model` has one device."""
+    for path, weight in page.trained.items():
+        assert dict(weight.sharding.mesh.shape) == {"data": 8, "model": 1}
+        assert ("data" in weight.sharding.spec) == ("scale" not in path)
+
+
+def test_training_holds_76_544_bytes_and_serving_300_800(page):
+    """An eighth of the matrices, and then half of them; all of the scales."""
     sizes = {name: np.prod(shape) for name, shape in shapes_of(page).items()}
     scales = sum(size for name, size in sizes.items() if "scale" in name)
     matrices = sum(sizes.values()) - scales
     assert (scales, matrices) == (448, 149_504)
-    training = 4 * (matrices + scales) // 8
+    training = 4 * (matrices // 8 + scales)
     serving = 4 * (matrices // 2 + scales)
-    assert ms.memory(page.trained).bytes_per_device == training == 74_976
+    assert ms.memory(page.trained).bytes_per_device == training == 76_544
     assert ms.memory(page.weights).bytes_per_device == serving == 300_800
-    assert f"{serving / training:.1f}" == "4.0"
+    assert f"{serving / training:.1f}" == "3.9"
 
 
 def test_the_weights_are_the_same_after_the_move(page):
@@ -130,9 +164,9 @@ def test_the_weights_are_the_same_after_the_move(page):
 
 
 def test_device_put_fetches_what_differs_and_a_jitted_identity_nothing(page):
-    """On the same eight devices, device_put takes each weight through the host; move takes none."""
+    """On the same eight devices, device_put takes each matrix through the host; move takes none."""
     fresh = jax.tree.map(jnp.copy, page.trained)
-    shapes = sorted(shapes_of(page).values())
+    shapes = sorted(shape for name, shape in shapes_of(page).items() if "scale" not in name)
     assert sorted(fetched_by(lambda: jax.device_put(fresh, page.shardings))) == shapes
     fresh = jax.tree.map(jnp.copy, page.trained)
     assert fetched_by(lambda: page.move(fresh)) == []
@@ -206,10 +240,13 @@ def test_the_cache_is_divided_by_rows_and_heads_and_nothing_is_stored_twice(page
 
 def test_write_puts_each_row_at_its_own_position(page):
     """Row 0 at position 1 and row 1 at 4; a slot beyond the end is dropped."""
+    empty = {name: jnp.zeros((1, 2, 6, 1, 1)) for name in "kv"}
+    new = jnp.ones((2, 1, 1, 1))  # two rows, one token each
+    written = page.write(empty, 0, jnp.array([[1], [4]]), new, new)
     for name in "kv":
-        assert np.argwhere(np.asarray(page.small[name])[0, :, :, 0, 0]).tolist() == [[0, 1], [1, 4]]
-    beyond = page.write(page.small, 0, jnp.array([[6], [6]]), 2 * page.new, 2 * page.new)
-    np.testing.assert_array_equal(beyond["k"], page.small["k"])
+        assert np.argwhere(np.asarray(written[name])[0, :, :, 0, 0]).tolist() == [[0, 1], [1, 4]]
+    beyond = page.write(written, 0, jnp.array([[6], [6]]), 2 * new, 2 * new)
+    np.testing.assert_array_equal(beyond["k"], written["k"])
 
 
 def test_padding_changes_nothing(page):
@@ -230,7 +267,7 @@ def test_the_logits_are_those_of_recomputing_everything(page):
 
 
 def test_prefill_and_decode_give_the_first_two_tokens(page):
-    """The two cells that call the model by hand."""
+    """The cell that calls the model by hand."""
     np.testing.assert_array_equal(page.first_B, page.wanted_tokens[:, 0])
     np.testing.assert_array_equal(page.second_B, page.wanted_tokens[:, 1])
 
@@ -303,9 +340,9 @@ def test_the_all_reduces_do_not_grow_with_the_context(page):
 
 def test_two_key_value_heads_do_not_divide_over_four_devices(page):
     """With four devices along `model`, the 8 query heads divide, and the cache of 2 heads does not."""
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=page.auto * 2)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=page.auto)
     sharding = jax.NamedSharding(mesh, page.CACHE)
-    assert page.H % 4 == 0
+    assert serving.CONFIG.H % 4 == 0
     with pytest.raises(ValueError, match="evenly divide"):
         jax.device_put(np.zeros((page.L, page.B, page.T, page.K, page.C)), sharding)
 

@@ -36,7 +36,7 @@ def test_the_divided_cache_is_the_whole_one(page):
 
 
 def test_position_20_is_in_slot_4_of_the_second_device(page):
-    """On the first it would be slot 20, and each of the two stores 16 positions."""
+    """Each of the two stores 16 positions, and slot -11 is slot 5 of the second, position 21."""
     spec = jax.NamedSharding(page.serving, page.POSITIONS)
     shape = spec.shard_shape(page.cache["k"].shape)
     assert shape[2] == 16 and 20 - 16 == 4
@@ -45,6 +45,7 @@ def test_position_20_is_in_slot_4_of_the_second_device(page):
     grid = page.serving.devices
     assert set(holders) == set(grid[:, 1])
     assert page.position_BS[1, 0] == 20 and 5 - 16 == -11 == 5 - shape[2]
+    assert page.position_BS[0, 0] == 5 and range(16)[-11] == 5 and range(16, 32)[-11] == 21
 
 
 def test_each_row_of_the_mesh_is_a_group_with_one_key_value_head(page):

@@ -81,6 +81,7 @@ SHOWN = [
     ("14-sequences", sequences.merge),
     ("16-compile-ahead", llama_step.abstract_mesh),
     ("15-serving", serving.write),
+    ("15-serving", serving.attend),
 ]
 
 # Where the package does more than the page: what it has, and what the page shows in its place.
