@@ -1,6 +1,6 @@
 """What each of eight devices stores of the large model: data parallelism against FSDP.
 
-Weights, gradients and Adam's two moments of chapter 4's large model in float32; a bar is a device.
+Weights, gradients and Adam's two moments of the large model in float32; a bar is a device.
 Grey is a copy, blue a piece, as in all figures of chapter 9.
 """
 

@@ -1,6 +1,6 @@
 """Figure: the weights of ZeRO-1 over three steps, with free results and with constrained ones.
 
-Sizes are those of chapter 4's tiny model. tests/book/test_04d_zero1.py checks the
+Sizes are those of the tiny model of many_devices.stacked. tests/book/test_04d_zero1.py checks the
 bytes and the compilations.
 """
 

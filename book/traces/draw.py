@@ -1,11 +1,11 @@
-"""Draw the timeline of chapter 4 from a trace of JAX's profiler.
+"""Draw the timeline of page 04a-train-checks from a trace of JAX's profiler.
 
     python book/traces/draw.py                  draws book/traces/train.json.gz
     python book/traces/draw.py --keep FOLDER    first cuts that trace from a new recording
 
 The picture is site/static/train-trace.svg.
 
-To record, run the profiler cell of chapter 4 with a folder of your own in place of the temporary
+To record, run the test of the profiler with a folder of your own in place of the temporary
 one. Of a recording only what is drawn is kept: which device ran what, from when to when, and the
 calls in Python. No paths and no names of machines.
 """

@@ -1,5 +1,6 @@
-"""The page "Check a training run": two silent failures, the gathers, metrics and the clock."""
+"""The page "Check a training run": the gathers, metrics, the clock, and optimizers."""
 
+import inspect
 import pathlib
 import tempfile
 from dataclasses import replace
@@ -13,111 +14,30 @@ import pytest
 from flax import nnx
 
 import meshscope as ms
-from many_devices import data, training
+from many_devices import data, model, training
 from many_devices.compiled import stored_program
-from many_devices.stacked import loss_of, pinned
+from many_devices.stacked import Model, loss_of, pinned, tiny
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "04a-train-checks"
 AUTO = jax.sharding.AxisType.Auto
+IN_BLOCKS = {(96, 384), (384, 96)}
 
 
-# The counter
+# The model and its twenty steps
 
 
-def go_on(page, step, model, optimizer, steps):
-    """As many steps of a run that begins with this model and optimizer: the optimizer and losses."""
-    losses = []
-    with jax.set_mesh(page.mesh):
-        for rows in page.shuffled(7)[:steps]:
-            batch = page.batch_of(rows, page.mesh)
-            model, *changed, loss = step(model, optimizer, batch)
-            (optimizer,) = changed or (optimizer,)  # not returned: the one that was given
-            losses.append(float(loss))
-    return optimizer, losses
+def test_the_model_has_four_blocks_in_a_stack_and_sixteen_logits(page):
+    """Each kind of weight of the blocks is one array, and eight devices divide the logits."""
+    model = page.trained.model
+    assert model.blocks.w_DF.shape == (4, 96, 384) and model.w_DV.shape == (96, 16)
 
 
-def restored(page):
-    """Model and optimizer as a checkpoint would give them back: copies, the counter as it was."""
-    trained = page.after("counter")
-    return jax.tree.map(lambda array: array + 0, (trained.model, trained.optimizer))
-
-
-def test_the_counter_grows_by_the_steps_of_a_run_that_goes_on(page):
-    """In a run that goes on from a checkpoint the counter grows by its steps, and is not their number."""
-    model, optimizer = restored(page)
-    before = int(optimizer.step[...])
-    assert before > 0
-    optimizer, losses = go_on(page, jax.jit(page.step), model, optimizer, 3)
-    assert optimizer.step[...] - before == len(losses)
-    assert optimizer.step[...] != len(losses)  # what fails in every resumed run
-
-
-def test_an_optimizer_that_nobody_returned_does_not_count(page):
-    """If nobody returns the optimizer, the counter does not grow, in a run that goes on either."""
-    model, optimizer = restored(page)
-    before = int(optimizer.step[...])
-    optimizer, losses = go_on(page, page.forgetful_step, model, optimizer, 3)
-    assert optimizer.step[...] - before == 0 < len(losses)
-
-
-def test_the_loss_falls_with_no_step_counted(page):
-    """Without the optimizer the loss falls, though not as low, and moments and counter stay at zero."""
-    losses, forgetful = page.losses, page.losses_forgetful
-    assert np.mean(forgetful[-23:]) < 0.5 < np.log(10)
-    assert np.mean(forgetful[-23:]) > 1.5 * np.mean(losses[-23:])
-    assert page.untouched.step[...] == 0
-    assert not any(leaf.any() for leaf in jax.tree.leaves(page.untouched.opt_state[0].mu))
-    assert page.after("counter").optimizer.step[...] == len(losses) == 69
-
-
-def test_a_first_step_of_adam_goes_by_the_sign_of_the_gradient(page):
-    """It moves every weight by one learning rate against the sign of its gradient."""
-    gradient = jnp.asarray([0.3, -2.0, 1e-4])
-    update, _ = page.adamw.update(gradient, page.adamw.init(gradient), 0 * gradient)
-    np.testing.assert_allclose(update, -1e-3 * jnp.sign(gradient), rtol=1e-3)
-
-
-def test_nnx_jit_carries_the_changes_back(page):
-    """Under nnx.jit the optimizer counts its step although nothing but the loss is returned."""
-    assert page.counted.step[...] == 1 and np.any(page.counted.opt_state[0].mu.kernel)
-
-
-def test_a_forgotten_model_never_changes(page):
-    """If the model is not returned, the loss of a given batch stays as it is."""
-    model, optimizer = training.place(page.data_parallel)
-    batch = page.batch_of(np.arange(64), page.mesh)
-
-    @jax.jit
-    def forgetful(model, optimizer, batch):
-        _, optimizer, loss = page.step(model, optimizer, batch)
-        return optimizer, loss
-
-    losses = []
-    with jax.set_mesh(page.mesh):
-        for _ in range(3):
-            optimizer, loss = forgetful(model, optimizer, batch)
-            losses.append(float(loss))
-    assert len(set(losses)) == 1 and optimizer.step[...] == 3
-
-
-def test_with_a_learning_rate_that_rises_from_0_a_forgotten_optimizer_trains_nothing():
-    """Every step is step 0, so its learning rate is 0."""
-    rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, warmup_steps=10, decay_steps=100)
-    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
-    x_BI = jnp.ones((8, 4))
-
-    @jax.jit
-    def forgetful(model, optimizer):
-        gradients = nnx.grad(lambda model: (model(x_BI) ** 2).mean())(model)
-        optimizer.update(model, gradients)
-        return model
-
-    first = np.asarray(model.kernel)
-    for _ in range(3):
-        model = forgetful(model, optimizer)
-    np.testing.assert_array_equal(model.kernel, first)
+def test_twenty_steps_on_batches_of_64_rows_with_the_step_of_chapter_4(page):
+    """`train` calls the step that chapter 4 shows, and the optimizer counts twenty."""
+    assert len(page.trained.losses) == page.trained.optimizer.step[...] == 20
+    assert inspect.getsource(training.step) == inspect.getsource(model.step)
+    assert {len(rows) for rows in training.shuffled(0)[:20]} == {64}
 
 
 # FSDP that became tensor parallelism
@@ -125,18 +45,25 @@ def test_with_a_learning_rate_that_rises_from_0_a_forgotten_optimizer_trains_not
 
 @compiled_for_cpu
 def test_with_constraints_all_kernels_are_gathered_and_nothing_else(page):
-    """The model has four kinds of kernel, and FSDP with constraints gathers exactly these."""
-    tiny = page.tiny
+    """FSDP with constraints gathers the three kinds of kernel, the first one, and nothing else."""
     assert (tiny.D, tiny.D // 8, tiny.F) == (96, 12, 384)  # features, a device's, hidden
     ways = [tiny.I, tiny.D, tiny.F, tiny.D, tiny.V]  # into the blocks, through them, out
-    assert page.kernels == set(zip(ways[:-1], ways[1:]))
+    first, *others = zip(ways[:-1], ways[1:])
+    assert page.kernels == set(others)
     rows = ms.collectives(page.trained.program)
-    assert {row.shape for row in rows if row.kind == "all-gather"} == page.kernels
+    assert {row.shape for row in rows if row.kind == "all-gather"} == {first, *others}
+
+
+def test_the_first_kernel_has_the_shape_of_an_activation_and_the_others_do_not(page):
+    """An activation has 64 rows, which is a dimension of no kernel but the first."""
+    first = page.trained.model.w_ID.shape
+    assert first == (64, tiny.D) and first not in page.kernels
+    assert not any(64 in shape for shape in page.kernels)
 
 
 @compiled_for_cpu
 def test_without_constraints_no_kernel_is_gathered_and_rows_of_the_batch_move(page):
-    """At 64 rows none of four kinds; what moves in their place has all rows of the batch."""
+    """At 64 rows none of three kinds; what moves in their place has all rows of the batch."""
     assert not page.kernels_gathered(page.loose.program)
     table = ms.collectives(page.loose.program)
     large = [row for row in table if row.payload_bytes > 4 * 96 * 96]
@@ -153,25 +80,17 @@ def test_without_constraints_losses_and_stored_weights_are_the_same(page):
 @compiled_for_cpu
 def test_without_constraints_devices_add_up_parts_of_all_rows(page):
     """In the scan an all-reduce has all rows and all hidden units, from pieces of D."""
-    program = page.step_program(page.tiny, replace(page.fsdp, pin=False), 1024)
-    assert not page.kernels_gathered(program) & page.in_blocks
+    program = training.step_program(tiny, replace(page.fsdp, pin=False), 1024)
+    assert not page.kernels_gathered(program) & IN_BLOCKS
     inside = [row for row in ms.collectives(program) if row.inside_loop]
     added = {row.shape for row in inside if row.kind == "all-reduce"}
-    assert (1024, page.tiny.F) in added
+    assert (1024, tiny.F) in added
 
 
 @compiled_for_cpu
-def test_how_the_bytes_grow_with_the_batch(page):
-    """With constraints they do not. Without, less at 64 rows, more at 256, over five times as much
-    at 1,024."""
-    pinned_mb = page.sent_mb(page.trained.program)
-    ratios = {}
-    for B in (64, 256, 1024):
-        assert page.sent_mb(page.step_program(page.tiny, page.fsdp, B)) == pinned_mb
-        loose = page.step_program(page.tiny, replace(page.fsdp, pin=False), B)
-        ratios[B] = page.sent_mb(loose) / pinned_mb
-    assert ratios[64] < 1 < ratios[256] and ratios[1024] > 5
-    assert 15 < ratios[1024] / ratios[64] < 17  # sixteen times the rows
+def test_the_stored_bytes_of_the_cpu_are_those_of_the_pages_own_programs(page):
+    for name, trained in {"train-fsdp": page.trained, "train-loose": page.loose}.items():
+        assert sent(name, "cpu") == pytest.approx(1e6 * training.sent_mb(trained.program))
 
 
 def sent(name, compiler):
@@ -191,41 +110,47 @@ def test_what_fsdp_without_constraints_costs(compiler):
 
 
 @compiled_for_cpu
-def test_without_a_scan_a_larger_batch_makes_weights_move(page):
-    """Written out one after another, at 64 rows no kernel of a block is gathered, at 1,024 all."""
-    assert page.turns == {64: set(), 1024: page.in_blocks}
-
-
-def test_the_layers_written_out_compute_what_the_scan_computes(page):
-    strategy = replace(page.fsdp, pin=False)
-    images_BI = data.images_BI[:64]
-    with jax.set_mesh(page.fsdp.mesh()):
-        model, _ = page.make_written_out(page.tiny, strategy)
-        logits_BV = jax.jit(page.WrittenOut.__call__)(model, images_BI)
-        by_scan_BV = jax.jit(page.Model.__call__)(model, images_BI)
-    np.testing.assert_allclose(logits_BV, by_scan_BV, atol=1e-4)
+def test_in_a_list_of_blocks_a_larger_batch_makes_weights_move(page, monkeypatch):
+    """Chapter 4's model without its constraints: at 64 rows no kernel of a block is gathered, at
+    1,024 both kinds."""
+    monkeypatch.setattr(model, "pinned", lambda x_BD: x_BD)
+    strategy = model.strategies["FSDP"]
+    by_rows = jax.NamedSharding(strategy.mesh(), jax.P("data"))
+    build = nnx.get_abstract_model(lambda: model.make(model.tiny, strategy), strategy.mesh())
+    shapes = nnx.merge(*build)
+    gathered = {}
+    for B in (64, 1024):
+        batch = (
+            jax.ShapeDtypeStruct((B, 64), "float32", sharding=by_rows),
+            jax.ShapeDtypeStruct((B,), "int32", sharding=by_rows),
+        )
+        with jax.set_mesh(strategy.mesh()):
+            jitted = model.compiled_step(model.step, *shapes)
+            program = jitted.lower(*shapes, batch).compile()
+        gathered[B] = page.kernels_gathered(program) & IN_BLOCKS
+    assert gathered == {64: set(), 1024: IN_BLOCKS}
 
 
 # FSDP in a scan gathers the blocks twice
 
 
-def written_out(page):
+def written_out():
     """What makes the page's model with its blocks one after another, each with its pin."""
 
-    class WrittenOut(page.Model):
+    class WrittenOut(Model):
         def __call__(self, x_BI):
             def layer(x_BD, block):
                 return pinned(block(x_BD), self.strategy)
 
             x_BD = pinned(x_BI @ self.w_ID, self.strategy)
-            for number in range(page.tiny.L):
+            for number in range(tiny.L):
                 block = jax.tree.map(lambda w, i=number: w[i], self.blocks)
                 x_BD = self.strategy.remat(layer)(x_BD, block)
             return pinned(x_BD @ self.w_DV, self.strategy, features="model")
 
     def make(config, strategy):
         model = WrittenOut(config, strategy, nnx.Rngs(0))
-        return model, nnx.Optimizer(model, page.adamw, wrt=nnx.Param)
+        return model, nnx.Optimizer(model, training.adamw, wrt=nnx.Param)
 
     return make
 
@@ -238,11 +163,10 @@ def written_out(page):
 def test_how_often_fsdp_gathers_the_blocks(page, layers, remat, times):
     """In a scan FSDP gathers the blocks twice; one after another once, and with remat twice."""
     strategy = replace(page.fsdp, remat=jax.checkpoint) if remat else page.fsdp
-    make = training.make if layers == "scan" else written_out(page)
-    program = page.step_program(page.tiny, strategy, 64, make=make)
-    config = page.tiny
-    of_the_blocks = 4 * 2 * config.L * config.D * config.F
-    at_the_ends = 4 * (config.I + config.V) * config.D
+    make = training.make if layers == "scan" else written_out()
+    program = training.step_program(tiny, strategy, 64, make=make)
+    of_the_blocks = 4 * 2 * tiny.L * tiny.D * tiny.F
+    at_the_ends = 4 * (tiny.I + tiny.V) * tiny.D
     gathered = ms.collectives(program).by("kind").bytes("all-gather")
     assert gathered == times * of_the_blocks + at_the_ends
 
@@ -250,98 +174,35 @@ def test_how_often_fsdp_gathers_the_blocks(page, layers, remat, times):
 @compiled_for_cpu
 def test_fsdp_gathers_2_390_016_bytes(page):
     """The kernels of the blocks twice and the other two once; a device sends seven eighths."""
-    tiny = page.tiny
     of_blocks = 4 * 2 * tiny.L * tiny.D * tiny.F  # bytes
     at_the_ends = 4 * (tiny.I + tiny.V) * tiny.D
     assert (of_blocks, at_the_ends) == (1_179_648, 30_720)
-    assert page.gathers == 2 * of_blocks + at_the_ends == 2_390_016
+    assert page.after("gathers").cpu == 2 * of_blocks + at_the_ends == 2_390_016
     wire = ms.collectives(page.trained.program).by("kind")["all-gather"].wire_bytes
-    assert wire == page.gathers * 7 // 8
+    assert wire == page.after("gathers").cpu * 7 // 8
 
 
 def test_h100_gathers_as_much_and_tpu_half_of_it(page):
     """The TPU's compiler gathers as many numbers in bfloat16."""
-    assert page.gathered_bytes("gpu") == 2_390_016 == 2 * page.gathered_bytes("tpu")
+    assert page.h100 == 2_390_016 == 2 * page.after("gathers").tpu
     moves = stored_program("train-fsdp")["tpu"]["moves"]
     assert {row["dtype"] for row in moves if row["kind"] == "all-gather"} == {"bfloat16"}
-
-
-# Compare two runs by their gradients
-
-
-def test_adam_hides_a_gradient_that_is_eight_times_too_large():
-    """Adam's updates for gradients that are eight times too large are the same."""
-
-    def updates_for(gradients):
-        tx = optax.adam(1e-3)
-
-        def one(state, gradient):
-            update, state = tx.update(gradient, state)
-            return state, update
-
-        return np.asarray(jax.lax.scan(one, tx.init(gradients[0]), gradients)[1])
-
-    gradients = jnp.asarray(np.random.default_rng(0).normal(size=(20, 64)), "float32")
-    updates = updates_for(gradients)
-    np.testing.assert_allclose(updates, updates_for(8 * gradients), rtol=1e-3, atol=1e-8)
-    assert np.abs(updates[0]).max() < 1.001e-3  # a fresh start: at most the learning rate
-
-
-# How large a step of Adam can be
-
-
-def adam_steps(gradients):
-    """Sizes of Adam's updates, in learning rates."""
-    tx = optax.adam(1.0)
-
-    def one(state, gradient):
-        update, state = tx.update(gradient, state)
-        return state, update
-
-    updates = jax.lax.scan(one, tx.init(gradients[0]), gradients)[1]
-    return np.abs(np.asarray(updates))
-
-
-def test_adams_first_step_is_one_learning_rate():
-    """Adam's step is about one learning rate."""
-    assert adam_steps(jnp.ones(20)) == pytest.approx(1, abs=0.01)
-
-
-def test_after_many_zeros_adams_first_step_is_three_and_later_ones_are_up_to_seven():
-    """When gradients arrive after many zeros, the first step is about three learning rates, and
-    later ones are up to seven."""
-    steps = adam_steps(jnp.concatenate([jnp.zeros(5000), jnp.ones(200)]))[5000:]
-    assert 2.9 < steps[0] < 3.2
-    assert 6 < steps.max() < 7.3 and steps.argmax() > 0
-
-
-def test_no_history_makes_a_step_of_adam_larger_than_7_3_learning_rates():
-    """The largest step that any history can make is (1-b1) / sqrt((1-b2)(1-b1²/b2)), 7.27."""
-    b1, b2 = 0.9, 0.999
-    bound = (1 - b1) / np.sqrt((1 - b2) * (1 - b1**2 / b2))
-    assert 7.2 < bound < 7.3
-    ages = np.arange(2000)[::-1]
-    worst = jnp.asarray((b1 / b2) ** ages, "float32")  # where Cauchy and Schwarz are equal
-    steps = adam_steps(jnp.concatenate([jnp.zeros(20_000), worst]))
-    assert steps[-1] == pytest.approx(bound, rel=1e-3)
-    others = np.random.default_rng(0).normal(size=(64, 400)) * np.logspace(-4, 0, 400)
-    assert max(adam_steps(jnp.asarray(row, "float32")).max() for row in others) < bound
 
 
 # Which optimizers need no annotations of their own
 
 
 class OneWeight(nnx.Module):
-    def __init__(self, names):
-        self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=names)
+    def __init__(self, names, **metadata):
+        self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=names, **metadata)
 
 
-def optimizer_for(tx, names, sizes=(2, 4)):
+def optimizer_for(tx, names, sizes=(2, 4), **metadata):
     """A model of one weight with these names, and its optimizer, made as chapter 4 makes them."""
     mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AUTO,) * 2)
 
     def make():
-        model = OneWeight(names)
+        model = OneWeight(names, **metadata)
         return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     with jax.set_mesh(mesh):
@@ -406,6 +267,34 @@ def test_lbfgs_shards_its_history_in_the_wrong_dimensions(sizes, names, piece):
         assert piece[1:] != model.w.sharding.shard_shape(model.w.shape)
 
 
+@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adafactor(1e-3),
+        optax.sm3(1e-3),
+        optax.novograd(1e-3),
+        optax.lbfgs(memory_size=10),
+        optax.adamw(1e-3),
+    ],
+    ids=["adafactor", "sm3", "novograd", "lbfgs", "adamw"],
+)
+def test_an_empty_optimizer_sharding_leaves_the_state_whole(tx, names):
+    """And the weight is sharded as it was annotated."""
+    model, optimizer = optimizer_for(tx, names, optimizer_sharding=())
+    wanted = jax.NamedSharding(model.w.sharding.mesh, jax.P(*names))
+    assert model.w.sharding.is_equivalent_to(wanted, 2)
+    for leaf in jax.tree.leaves(optimizer):
+        assert leaf.sharding.is_fully_replicated
+
+
+def test_adafactor_keeps_a_row_and_a_column_for_a_matrix():
+    """Of 256 x 512 numbers it keeps 256 + 512, and a handful of scalars."""
+    _, optimizer = optimizer_for(optax.adafactor(1e-3), (None, None), optimizer_sharding=())
+    sizes = sorted(leaf.size for leaf in jax.tree.leaves(optimizer))
+    assert sizes[-2:] == [256, 512] and sizes[-3] <= 1
+
+
 # Row weights
 
 
@@ -427,7 +316,7 @@ def test_padded_rows_change_no_loss_and_get_no_gradient():
 
 def test_a_short_batch_is_padded_with_row_0_which_has_no_weight(page):
     """The last 29 rows of an epoch come first, and the 35 copies of row 0 after them have weight 0."""
-    rows = page.shuffled(0)
+    rows = training.shuffled(0)
     assert [len(batch) for batch in rows] == [64] * 22 + [29]
     x_BI, labels_B, weights_B = page.batch_of(rows[-1], page.mesh)
     assert x_BI.shape == (64, 64) and np.array_equal(weights_B, np.arange(64) < 29)
@@ -443,7 +332,7 @@ def test_sums_divided_once_are_the_mean_of_all_rows(page):
     """Loss and right answers of the 360 test rows, as NumPy counts them."""
     state = page.after("means")
     with jax.set_mesh(page.mesh):
-        logits_BV = np.asarray(jax.jit(page.Model.__call__)(state.model, data.images_BI[1437:]))
+        logits_BV = np.asarray(jax.jit(Model.__call__)(page.trained.model, data.images_BI[1437:]))
     labels_B = data.labels_B[1437:]
     each_B = optax.softmax_cross_entropy_with_integer_labels(logits_BV[:, :10], labels_B)
     assert state.count == 360
@@ -467,7 +356,7 @@ def test_the_shortcuts_are_off_by_over_one_percent(page):
     with jax.set_mesh(page.mesh):
         for rows in page.batches:
             x_BI, labels_B, weights_B = page.batch_of(rows, page.mesh)
-            logits_BV = jax.jit(page.Model.__call__)(state.model, x_BI)[:, :10]
+            logits_BV = jax.jit(Model.__call__)(page.trained.model, x_BI)[:, :10]
             each_B = optax.softmax_cross_entropy_with_integer_labels(logits_BV, labels_B)
             losses.append(np.asarray(each_B * weights_B).reshape(8, 8).sum(axis=1))
     counts = np.pad(np.ones(360), (0, 24)).reshape(6, 8, 8).sum(axis=2)

@@ -16,33 +16,32 @@ from full_disk import quiet_orbax  # noqa: F401
 from many_devices.checkpoints import open_series
 
 PAGE = "05a-restarts"
-when = ocp.training.save_decision_policies
 
 
-# Three kills
+# Two kills
 
 
-def test_sigkill_ends_three_processes_and_nobody_kills_the_fourth(page):
+def test_sigkill_ends_two_processes_and_nobody_kills_the_third(page):
     """SIGKILL is the signal that no program can catch."""
-    assert [process.code for process in page.four] == [-signal.SIGKILL] * 3 + [0]
+    assert [process.code for process in page.processes] == [-signal.SIGKILL] * 2 + [0]
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_a_directory_with_a_temporary_name(page):
     """The step that was being written is not complete."""
-    assert [process.unfinished for process in page.four] == [[4], [4], [10], []]
+    assert [process.unfinished for process in page.processes] == [[4], [10], []]
 
 
 def test_each_process_starts_with_the_newest_complete_step(page):
-    """With steps 2, 2 and 8."""
-    assert [process.first for process in page.four] == [0, 2, 2, 8]
-    for before, after in zip(page.four[:3], page.four[1:], strict=True):
+    """With steps 2 and 8."""
+    assert [process.first for process in page.processes] == [0, 2, 8]
+    for before, after in zip(page.processes[:2], page.processes[1:], strict=True):
         assert after.first == before.complete[-1] < before.killed
 
 
 def test_the_last_two_steps_stay_on_disk_and_every_fourth(page):
-    """As the policy keeps them: step 2 was deleted before the third process was killed."""
-    complete = [process.complete for process in page.four]
-    assert complete == [[2], [2], [4, 6, 8], [4, 8, 10, 12]]
+    """As the policy keeps them: step 2 was deleted before the second process was killed."""
+    complete = [process.complete for process in page.processes]
+    assert complete == [[2], [4, 6, 8], [4, 8, 10, 12]]
 
 
 def test_the_next_process_deletes_the_unfinished_directory(page):
@@ -50,27 +49,36 @@ def test_the_next_process_deletes_the_unfinished_directory(page):
     assert not list((page.disk / "killed").glob("*tmp"))
 
 
+def test_the_program_has_the_eight_devices_of_the_notebook(page):
+    """It gets the notebook's environment."""
+    (page.disk / "devices.py").write_text("import jax; print(jax.device_count())")
+    process = page.launch(page.disk, file="devices.py")
+    assert process.communicate()[0].strip() == "8" and process.returncode == 0
+
+
 def test_compiled_programs_stay_on_disk_between_two_processes(page):
     """So a restart need not compile again: another process adds nothing to the cache."""
     before = {path.name for path in (page.disk / "compiled").glob("*-cache")}
-    process = page.run_and_kill(page.disk / "cached", kill=2)
+    first, _ = page.run_and_kill(page.disk / "cached", kill=2)
     shutil.rmtree(page.disk / "cached")
-    assert process.killed == 2 and before
+    assert first == 0 and before
     assert {path.name for path in (page.disk / "compiled").glob("*-cache")} == before
 
 
-def test_three_kills_change_no_bit(page):
-    """Model, optimizer and keys of step 12 are those of a run that was never killed."""
+def test_two_kills_change_no_bit(page):
+    """Model and optimizer of step 12 are those of a run that was never killed."""
     assert bits(nnx.state(page.killed)) == bits(nnx.state(page.never_killed))
-    assert len(page.losses) == 12 and page.equal and all(page.equal)
-    for run in (page.killed, page.never_killed):
-        assert run.optimizer.step[...] == run.rngs.default.count[...] == 12
+    assert len(page.losses) == 12 and len(page.equal) > 30 and all(page.equal)
+    assert len(jax.tree.leaves(page.killed)) == len(jax.tree.leaves(page.never_killed))
+    for _, optimizer in (page.killed, page.never_killed):
+        assert optimizer.step[...] == 12
 
 
 def test_a_renamed_unfinished_directory_counts_and_cannot_be_loaded(page):
     """Orbax takes what a kill left for complete, and the restart fails on it."""
     folder = page.disk / "renamed"
-    assert page.run_and_kill(folder, kill=4).unfinished == [4]
+    page.run_and_kill(folder, kill=4)
+    assert page.steps_on_disk(folder) == ([2], [4])
     (folder / "4.orbax-checkpoint-tmp").rename(folder / "4")
     with ocp.training.Checkpointer(folder) as saver:
         assert saver.latest.step == 4
@@ -121,12 +129,25 @@ def test_renamed_it_counts_as_complete_whether_or_not_everything_is_in_it(killed
 
 
 def test_a_program_that_catches_sigterm_saves_the_step_that_it_has_reached(page):
-    """It ends by itself, long before its last step, and nothing unfinished is left."""
+    """It ends by itself with code 0, long before its last step, and nothing is left unfinished."""
     assert page.warned.returncode == 0 and 1 <= page.stopped < 100
-    steps = [int(name) for name in page.on_disk]  # a temporary name is not a number
-    assert max(steps) == page.stopped
-    run = page.restore(page.disk / "warned" / str(page.stopped), page.mesh)
-    assert run.optimizer.step[...] == page.stopped
+    complete, unfinished = page.steps_on_disk(page.disk / "warned")
+    assert complete[-1] == page.stopped and not unfinished
+    _, optimizer = page.restore(page.disk / "warned" / str(page.stopped), page.mesh)
+    assert optimizer.step[...] == page.stopped
+
+
+def large():
+    """Takes long enough to write that the call returns before."""
+    return {"w": jnp.asarray(np.random.default_rng(0).random((2048, 4096), "float32"))}
+
+
+def test_the_end_of_the_with_block_waits_for_the_last_save(tmp_path):
+    """The step is complete afterwards, and was not when the call returned."""
+    with ocp.training.Checkpointer(tmp_path) as saver:
+        saver.save_async(1, large())
+        assert not (tmp_path / "1").exists()
+    assert (tmp_path / "1").exists()
 
 
 @pytest.fixture
@@ -145,36 +166,3 @@ def test_without_jax_distributed_the_preemption_policy_never_says_yes(tmp_path):
     """Without `jax.distributed`, as here, the program must catch the signal itself."""
     with open_series(tmp_path) as saver:
         assert [step for step in range(1, 8) if saver.should_save(step)] == [2, 4, 6]
-
-
-def large():
-    """Takes long enough to write that a call comes meanwhile."""
-    return {"w": jnp.asarray(np.random.default_rng(0).random((2048, 4096), "float32"))}
-
-
-def test_by_default_the_first_step_is_saved_then_one_whenever_no_save_is_running(tmp_path):
-    """By default a Checkpointer saves the first step, then whenever no save is running."""
-    with ocp.training.Checkpointer(tmp_path) as saver:
-        response = saver.save_async(0, large())  # the first step
-        assert not saver.should_save(1)  # it is still being written
-        response.result()
-        assert saver.should_save(2)
-
-
-def test_by_default_it_saves_at_preemption_even_while_a_save_is_running(tmp_path, monkeypatch):
-    """By default a Checkpointer saves at preemption."""
-    with ocp.training.Checkpointer(tmp_path) as saver:
-        response = saver.save_async(0, large())
-        before = saver.should_save(1)
-        monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: True)
-        assert (before, saver.should_save(1)) == (False, True)
-        response.result()
-
-
-def test_a_policy_that_you_pass_replaces_all_three(tmp_path, warned):
-    """With an interval of two alone, neither the first step, nor an idle disk, nor a warning saves."""
-    alone = when.FixedIntervalPolicy(2)
-    with ocp.training.Checkpointer(tmp_path / "alone", save_decision_policy=alone) as saver:
-        assert [step for step in range(1, 8) if saver.should_save(step)] == [2, 4, 6]
-    with ocp.training.Checkpointer(tmp_path / "default") as saver:
-        assert [step for step in range(1, 8) if saver.should_save(step)] == [*range(1, 8)]

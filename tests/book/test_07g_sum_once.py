@@ -84,7 +84,7 @@ def test_the_compilers_for_h100_and_tpu_sum_the_same(compiler):
 
 
 def test_those_compilers_move_only_the_sums_of_weights_outside_of_scanned_layers():
-    """Of chapter 4's model in four parts, a little less than four times the bytes of one step."""
+    """Of the stacked model in four parts, a little less than four times the bytes of one step."""
 
     def sent(name, compiler):
         return sum(move["wire"] for move in stored_program(name)[compiler]["moves"])

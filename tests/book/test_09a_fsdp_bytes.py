@@ -418,7 +418,7 @@ def test_explicit_and_auto_give_the_gradient_of_one_device(page, single, mode):
 def test_without_remat_auto_gathers_layers_once_if_weights_are_constrained(
     page, constrained, gathered
 ):
-    """With chapter 4's annotations: the layers twice, or all once if weights are constrained at use."""
+    """With the stacked model's annotations: the layers twice, or all once if weights are constrained at use."""
     use = page.constrain if constrained else unchanged
     strategy = Strategy(8, 1, fsdp="data", use=use)
     mesh = strategy.mesh()

@@ -293,7 +293,7 @@ def test_the_formulas_are_those_of_other_pages():
     [("data parallel", "train-dp"), ("ZeRO-1", "train-zero1"), ("FSDP", "train-fsdp")],
 )
 def test_gathers_in_a_step_are_those_of_compiled_programs(strategy, program):
-    """In gathers of all weights, chapter 4's step sends 2 with data parallelism, with ZeRO-1 2 and
+    """In gathers of all weights, the stacked model's step sends 2 with data parallelism, with ZeRO-1 2 and
     with FSDP 3 as compiled for H100; CPU's compiler makes 2, 3 and 4 of them."""
     (row,) = [row for row in table(PAGE, "strategy") if row[0] == strategy]
     for compiler, told in zip(("gpu", "cpu"), row[4].split(", "), strict=True):

@@ -7,7 +7,7 @@ import pytest
 from many_devices.compiled import stored_program
 from pages import source_of
 
-PROGRAMS = "train-dp", "train-zero1", "train-fsdp"  # chapter 4's step, by strategy
+PROGRAMS = "train-dp", "train-zero1", "train-fsdp"  # a step of the stacked model, by strategy
 
 
 def told():

@@ -1,4 +1,4 @@
-"""The timeline of chapter 4 is what the tool draws from the committed trace, and shows what it holds."""
+"""The timeline of 04a-train-checks is what the tool draws from the committed trace, and shows what it holds."""
 
 import gzip
 import re
