@@ -181,7 +181,8 @@ class Llama(nnx.Module):
         x_BSD = jax.lax.with_sharding_constraint(self.embed(tokens_BS), P("data"))
         x_BSD, _ = jax.lax.scan(lambda x, block: (block(x), None), x_BSD, self.blocks)
         y_BSD = self.norm(x_BSD)
-        return self.embed.attend(y_BSD) if self.head is None else self.head(y_BSD)
+        logits_BSV = self.head(y_BSD) if self.head else self.embed.attend(y_BSD)
+        return jax.lax.with_sharding_constraint(logits_BSV, P("data", None, "model"))
 
 
 # ---- its weights ------------------------------------------------------------------------------
@@ -209,35 +210,34 @@ def by_path(state):
     return {"/".join(map(str, path)): variable for path, variable in flat}
 
 
-def target_in_file(weight, stacked, transposed):
-    """Describe one tensor of a weight as the files have it."""
-    shape = weight.shape
-    # A spec may leave out the last entries, if they are None
-    spec = (*weight.sharding.spec, None, None, None)[: weight.ndim]
-    if stacked:
-        shape, spec = shape[1:], spec[1:]
-    if transposed:
-        shape, spec = shape[::-1], spec[::-1]
-    sharding = jax.NamedSharding(weight.sharding.mesh, P(*spec))
-    return jax.ShapeDtypeStruct(shape, weight.dtype, sharding=sharding)
+def read_tensor(read, name, weight, transposed):
+    """Read one tensor, and transpose it if it is transposed in the file."""
+    if not transposed:
+        return read({name: weight})[name]
+    inputs, outputs = (*weight.sharding.spec, None, None)[:2]  # Nones may be left out
+    sharding = jax.NamedSharding(weight.sharding.mesh, P(outputs, inputs))
+    shape = weight.shape[::-1]
+    target = jax.ShapeDtypeStruct(shape, weight.dtype, sharding=sharding)
+    transpose = jax.jit(jnp.transpose, out_shardings=weight.sharding)
+    return transpose(read({name: target})[name])
 
 
-def load_weight(read, name, weight, transposed):
-    """Read one weight, a tensor at a time, and put each into place on the devices."""
-    stacked = "{n}" in name
-    target = target_in_file(weight, stacked, transposed)
+def read_stack(read, name, weight, transposed):
+    """Read the tensors of a stacked weight, and put each into its place."""
+    mesh, spec = weight.sharding.mesh, weight.sharding.spec
+    sharding = jax.NamedSharding(mesh, P(*spec[1:]))  # without the layers
+    layer = jax.ShapeDtypeStruct(weight.shape[1:], weight.dtype, sharding=sharding)
 
-    def put(array, tensor, n):
-        tensor = tensor.T if transposed else tensor
-        return array.at[n].set(tensor) if stacked else tensor
+    def put(stack, tensor, n):
+        return stack.at[n].set(tensor)
 
-    into = {"out_shardings": weight.sharding}
-    array = jax.jit(lambda: jnp.zeros(weight.shape, weight.dtype), **into)()
-    put = jax.jit(put, donate_argnums=0, **into)
-    for n in range(weight.shape[0] if stacked else 1):
-        file_name = name.format(n=n)
-        array = put(array, read({file_name: target})[file_name], n)
-    return array
+    on_devices = {"out_shardings": weight.sharding}
+    put_in_place = jax.jit(put, donate_argnums=0, **on_devices)
+    stack = jax.jit(lambda: jnp.zeros(weight.shape, weight.dtype), **on_devices)()
+    for n in range(weight.shape[0]):
+        tensor = read_tensor(read, name.format(n=n), layer, transposed)
+        stack = put_in_place(stack, tensor, n)
+    return stack
 
 
 def load(read, config, mesh):
@@ -251,14 +251,16 @@ def load(read, config, mesh):
     weights = by_path(state)
     for path, name, transposed in NAMES:
         if path in weights:
-            weight = weights[path]
-            weight.set_value(load_weight(read, name, weight, transposed))
+            weight = weights[path].get_value()  # a shape, a dtype and a sharding
+            read_weight = read_stack if "{n}" in name else read_tensor
+            weights[path].set_value(read_weight(read, name, weight, transposed))
     return nnx.merge(graphdef, state)
 
 
-def adapter_of(layer, rank, rngs):
+def adapter_of(layer, rank, seed):
     """Make adapters for a stack of matrices, sharded like its rows and its columns."""
-    _, rows, columns = layer.kernel.sharding.spec
+    # A spec may leave out Nones at its end
+    layers, rows, columns = (*layer.kernel.sharding.spec, None, None, None)[:3]
 
     def make(rngs):
         return nnx.LoRA(
@@ -271,39 +273,32 @@ def adapter_of(layer, rank, rngs):
             rngs=rngs,
         )
 
-    stacked = nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: None})
-    return stacked(rngs.split(layer.kernel.shape[0]))
+    make_stack = nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: layers})
+    return make_stack(nnx.Rngs(seed).split(layer.kernel.shape[0]))
 
 
 def add_adapters(model, rank):
     """Wrap each matrix of the blocks in `nnx.LoRA`."""
-    children = dict(nnx.iter_children(model.blocks))
-    layers = {name: child for name, child in children.items() if isinstance(child, nnx.Linear)}
-
-    @jax.jit
-    def make():
-        rngs = nnx.Rngs(0)
-        return {name: adapter_of(layer, rank, rngs) for name, layer in layers.items()}
-
-    for name, adapter in make().items():
-        adapter.base_module = nnx.data(layers[name])
-        setattr(model.blocks, name, adapter)
+    for seed, (name, layer) in enumerate(list(nnx.iter_children(model.blocks))):
+        if isinstance(layer, nnx.Linear):
+            adapter = jax.jit(partial(adapter_of, layer, rank, seed))()
+            adapter.base_module = nnx.data(layer)  # it was made without one
+            setattr(model.blocks, name, adapter)
 
 
 def merged(model):
     """Return the weights by path, each with the product of its adapters added."""
     weights = {path: w[...] for path, w in by_path(nnx.state(model, nnx.Param)).items()}
 
-    def add(kernel, a, b):
-        update = jnp.einsum("lir,lro->lio", a, b)
-        return (kernel.astype(update.dtype) + update).astype(kernel.dtype)
+    def add(kernel, a, b):  # for all layers; the sum is in float32
+        return (kernel + a @ b).astype(kernel.dtype)
 
     for path in [path for path in weights if path.endswith("/lora_a")]:
         layer = path.removesuffix("/lora_a")
         a, b = weights.pop(f"{layer}/lora_a"), weights.pop(f"{layer}/lora_b")
         kernel = weights.pop(f"{layer}/base_module/kernel")
-        compiled = jax.jit(add, out_shardings=kernel.sharding)
-        weights[f"{layer}/kernel"] = compiled(kernel, a, b)
+        add_here = jax.jit(add, out_shardings=kernel.sharding)
+        weights[f"{layer}/kernel"] = add_here(kernel, a, b)
     return weights
 
 

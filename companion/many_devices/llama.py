@@ -4,6 +4,7 @@ One letter per dimension: B batch, S position, D width, F hidden, H heads, K key
 a head, V vocabulary, L layers. The weights of all layers are stacked: their first dimension is L.
 """
 
+import inspect
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
@@ -53,9 +55,9 @@ CONFIG = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
@@ -217,10 +219,11 @@ class Llama(nnx.Module):
         x_BSD = jax.lax.with_sharding_constraint(self.embed(tokens_BS), P("data"))
         x_BSD, _ = jax.lax.scan(lambda x, block: (block(x), None), x_BSD, self.blocks)
         y_BSD = self.norm(x_BSD)
-        return self.embed.attend(y_BSD) if self.head is None else self.head(y_BSD)
+        logits_BSV = self.head(y_BSD) if self.head else self.embed.attend(y_BSD)
+        return jax.lax.with_sharding_constraint(logits_BSV, P("data", None, "model"))
 
 
-# The attention of a reference, which shares no code with the model
+# A reference in NumPy, which shares no code with the model
 
 
 def attention_in_numpy(q_BSHC, k_BSKC, v_BSKC, theta):
@@ -242,6 +245,33 @@ def attention_in_numpy(q_BSHC, k_BSKC, v_BSKC, theta):
     shares_BHST = np.exp(scores_BHST - scores_BHST.max(-1, keepdims=True))
     shares_BHST /= shares_BHST.sum(-1, keepdims=True)
     return np.einsum("BHST,BTHC->BSHC", shares_BHST, v_BSHC)
+
+
+def logits_in_numpy(tensors, tokens_BS, config):
+    """Return logits, (B, S, V), of tensors by their names in the files."""
+    B, S = tokens_BS.shape
+
+    def normed(x_BSD, name):
+        mean_BS1 = (x_BSD**2).mean(-1, keepdims=True)
+        return x_BSD / np.sqrt(mean_BS1 + config.epsilon) * tensors[f"{name}.weight"]
+
+    def product(x, name):
+        return x @ tensors[f"{name}.weight"].T
+
+    x_BSD = tensors["model.embed_tokens.weight"][tokens_BS]
+    for n in range(config.L):
+        at = f"model.layers.{n}"
+        y_BSD = normed(x_BSD, f"{at}.input_layernorm")
+        qkv = [product(y_BSD, f"{at}.self_attn.{part}_proj") for part in "qkv"]
+        heads = [x.reshape(B, S, -1, config.C) for x in qkv]
+        mixed = attention_in_numpy(*heads, config.theta).reshape(B, S, -1)
+        x_BSD = x_BSD + product(mixed, f"{at}.self_attn.o_proj")
+        y_BSD = normed(x_BSD, f"{at}.post_attention_layernorm")
+        gate_BSF = product(y_BSD, f"{at}.mlp.gate_proj")
+        silu_BSF = gate_BSF / (1 + np.exp(-gate_BSF))
+        up_BSF = product(y_BSD, f"{at}.mlp.up_proj")
+        x_BSD = x_BSD + product(silu_BSF * up_BSF, f"{at}.mlp.down_proj")
+    return product(normed(x_BSD, "model.norm"), "lm_head")
 
 
 # From files to the model, and back
@@ -271,35 +301,34 @@ def read(folder, targets):
         return ocp.load(folder, targets)
 
 
-def target_in_file(weight, stacked, transposed):
-    """Describe one tensor of a weight as the files have it."""
-    shape = weight.shape
-    # A spec may leave out the last entries, if they are None
-    spec = (*weight.sharding.spec, None, None, None)[: weight.ndim]
-    if stacked:
-        shape, spec = shape[1:], spec[1:]
-    if transposed:
-        shape, spec = shape[::-1], spec[::-1]
-    sharding = jax.NamedSharding(weight.sharding.mesh, P(*spec))
-    return jax.ShapeDtypeStruct(shape, weight.dtype, sharding=sharding)
+def read_tensor(read, name, weight, transposed):
+    """Read one tensor, and transpose it if it is transposed in the file."""
+    if not transposed:
+        return read({name: weight})[name]
+    inputs, outputs = (*weight.sharding.spec, None, None)[:2]  # Nones may be left out
+    sharding = jax.NamedSharding(weight.sharding.mesh, P(outputs, inputs))
+    shape = weight.shape[::-1]
+    target = jax.ShapeDtypeStruct(shape, weight.dtype, sharding=sharding)
+    transpose = jax.jit(jnp.transpose, out_shardings=weight.sharding)
+    return transpose(read({name: target})[name])
 
 
-def load_weight(read, name, weight, transposed):
-    """Read one weight, a tensor at a time, and put each into place on the devices."""
-    stacked = "{n}" in name
-    target = target_in_file(weight, stacked, transposed)
+def read_stack(read, name, weight, transposed):
+    """Read the tensors of a stacked weight, and put each into its place."""
+    mesh, spec = weight.sharding.mesh, weight.sharding.spec
+    sharding = jax.NamedSharding(mesh, P(*spec[1:]))  # without the layers
+    layer = jax.ShapeDtypeStruct(weight.shape[1:], weight.dtype, sharding=sharding)
 
-    def put(array, tensor, n):
-        tensor = tensor.T if transposed else tensor
-        return array.at[n].set(tensor) if stacked else tensor
+    def put(stack, tensor, n):
+        return stack.at[n].set(tensor)
 
-    into = {"out_shardings": weight.sharding}
-    array = jax.jit(lambda: jnp.zeros(weight.shape, weight.dtype), **into)()
-    put = jax.jit(put, donate_argnums=0, **into)
-    for n in range(weight.shape[0] if stacked else 1):
-        file_name = name.format(n=n)
-        array = put(array, read({file_name: target})[file_name], n)
-    return array
+    on_devices = {"out_shardings": weight.sharding}
+    put_in_place = jax.jit(put, donate_argnums=0, **on_devices)
+    stack = jax.jit(lambda: jnp.zeros(weight.shape, weight.dtype), **on_devices)()
+    for n in range(weight.shape[0]):
+        tensor = read_tensor(read, name.format(n=n), layer, transposed)
+        stack = put_in_place(stack, tensor, n)
+    return stack
 
 
 def by_path(state):
@@ -319,8 +348,9 @@ def load(read, config, mesh):
     weights = by_path(state)
     for path, name, transposed in NAMES:
         if path in weights:
-            weight = weights[path]
-            weight.set_value(load_weight(read, name, weight, transposed))
+            weight = weights[path].get_value()  # a shape, a dtype and a sharding
+            read_weight = read_stack if "{n}" in name else read_tensor
+            weights[path].set_value(read_weight(read, name, weight, transposed))
     return nnx.merge(graphdef, state)
 
 
@@ -330,16 +360,37 @@ def tensor_of(weights, path, transposed, n):
     return np.asarray(array).T if transposed else np.asarray(array)
 
 
-def write_like(source, out, weights):
-    """Write the files of `source` with the same names, in the same order."""
+def write_like(source, out, weights, names=NAMES):
+    """Write the files of `source` with the same names, in the same order; in one process."""
     layers = range(read_config(source).L)
     where = {
         name.format(n=n): (path, transposed, n if "{n}" in name else None)
-        for path, name, transposed in NAMES
+        for path, name, transposed in names
         for n in layers
     }
     for path in source.glob("*.safetensors"):
-        names = header_of(path)
-        write_file(out / path.name, {n: tensor_of(weights, *where[n]) for n in names})
+        tensors = {name: tensor_of(weights, *where[name]) for name in header_of(path)}
+        write_file(out / path.name, tensors)
     for path in source.glob("*.json"):
         (out / path.name).write_bytes(path.read_bytes())
+
+
+# What the page "Fine-tune with LoRA" trains on
+
+TEXT = inspect.getsource(nnx.MultiHeadAttention).encode()
+TOKENS = np.frombuffer(TEXT, np.uint8).astype("int32")
+
+
+def batch_of(number, mesh, size=16, length=33):
+    """Return the tokens of one step, (size, length), the same on every mesh."""
+    begins = np.random.default_rng(number).integers(len(TOKENS) - length, size=size)
+    tokens_BS = np.stack([TOKENS[begin : begin + length] for begin in begins])
+    return jax.device_put(tokens_BS, jax.NamedSharding(mesh, P("data")))
+
+
+def loss_of(model, tokens_BS):
+    """Return the mean cross entropy of the next token."""
+    logits_BSV = model(tokens_BS[:, :-1]).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits_BSV, tokens_BS[:, 1:]
+    ).mean()

@@ -109,6 +109,15 @@ def test_adapters_change_nothing_before_training(page):
     )
 
 
+def test_saved_adapters_arrive_on_another_mesh(page):
+    """They are a twelfth of all bytes, and the same bit for bit on the mesh of FSDP alone."""
+    assert 12 < page.everything / ms.memory(page.adapters).unique_bytes < 13
+    trained = weights_of(page.model)
+    for path, weight in weights_of(page.again).items():
+        np.testing.assert_array_equal(weight[...], trained[path][...], path)
+        assert weight[...].sharding.mesh == page.fsdp
+
+
 def test_the_merged_model_is_the_model_with_adapters(page):
     """Its files, loaded without adapters, give the logits of the trained model, as NumPy does."""
     tokens = page.batch_of(0, page.mesh)

@@ -1,6 +1,5 @@
 """Bring your own weights: the page, and what examples/llama.py shares with it."""
 
-import importlib
 import json
 import tempfile
 from filecmp import cmp
@@ -23,8 +22,8 @@ PAGE = "own-weights"
 EXAMPLES = BOOK.parent / "examples"
 P = jax.P
 SHARED = (
-    "linear", "norm", "Block", "Llama", "LAYER", "NAMES", "by_path", "target_in_file",
-    "load_weight", "load",
+    "linear", "norm", "Block", "Llama", "LAYER", "NAMES", "by_path", "read_tensor",
+    "read_stack", "load",
 )  # fmt: skip
 
 
@@ -100,6 +99,13 @@ def test_a_matrix_is_sharded_in_the_file_as_in_the_model_but_transposed(page):
     assert len(asked) == len(page.tensors)
 
 
+def test_each_device_along_model_has_one_key_value_head(page):
+    """The columns of a shard of the keys' matrix are those of one head."""
+    key = page.model.blocks.key.kernel[...]
+    assert page.config.K == page.mesh.shape["model"] == 4
+    assert key.addressable_shards[0].data.shape[2] == page.config.C
+
+
 def test_the_figure_counts_runs_of_bytes(page):
     """q_proj on 2 × 4: 32 runs of 128 bytes for device 0; divided by model alone, one of 8,192."""
     for spec, runs, run in [(P("model", "data"), 32, 128), (P("model"), 1, 8192)]:
@@ -115,12 +121,17 @@ def test_the_logits_are_those_of_numpy(page):
     close(page.logits_BSV, numpy_logits(page.tensors, page.tokens_BS))
 
 
-def test_the_reference_on_the_page_is_right(page):
+def test_the_logits_are_sharded_by_the_batch_and_the_vocabulary(page):
+    sharding = jax.NamedSharding(page.mesh, P("data", None, "model"))
+    assert page.logits_BSV.sharding.is_equivalent_to(sharding, 3)
+
+
+def test_the_reference_of_the_page_is_right(page):
     """It equals the other forward pass in NumPy, which is in float64; its error is that of float32."""
     close(page.expected_BSV, numpy_logits(page.tensors, page.tokens_BS))
     doubled = {name: tensor.astype("float64") for name, tensor in page.tensors.items()}
     tokens = page.tokens_BS[:2]
-    found = page.reference(doubled, tokens, page.config)
+    found = page.logits_in_numpy(doubled, tokens, page.config)
     np.testing.assert_allclose(found, numpy_logits(page.tensors, tokens), rtol=0, atol=1e-11)
     assert page.error < 1e-5
 
@@ -196,7 +207,7 @@ def test_shapes_do_not_notice_a_forgotten_transpose_of_a_square_matrix(page, tmp
                 logits.append(np.asarray(page.logits_of(model, tokens)))
             out.mkdir()
             weights = {path: weight[...] for path, weight in weights_of(model).items()}
-            page.write_like(tmp_path / "model", out, weights)
+            page.write_like(tmp_path / "model", out, weights, page.variables["NAMES"])
             for path in out.iterdir():
                 assert cmp(path, tmp_path / "model" / path.name, shallow=False)
     finally:
@@ -212,7 +223,7 @@ def test_shapes_do_not_notice_a_forgotten_transpose_of_a_square_matrix(page, tmp
 def test_written_without_training_the_files_are_identical(page):
     weights = {path: weight[...] for path, weight in weights_of(loaded(page)).items()}
     with tempfile.TemporaryDirectory() as folder:
-        page.write_like(page.folder, Path(folder), weights)
+        page.write_like(page.folder, Path(folder), weights, page.NAMES)
         names = sorted(path.name for path in page.folder.iterdir())
         assert names == sorted(path.name for path in Path(folder).iterdir()) and len(names) == 4
         for name in names:
@@ -224,16 +235,6 @@ def test_the_page_says_that_all_files_are_unchanged(page):
     names = sorted(path.name for path in page.folder.iterdir())
     assert names == sorted(path.name for path in page.out.iterdir()) and len(names) == 4
     assert all(cmp(page.out / name, page.folder / name, shallow=False) for name in names)
-
-
-def test_the_sentence_that_is_quoted_is_what_the_program_says(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    llama = importlib.import_module("llama")
-    make(tmp_path, architectures=["Qwen3ForCausalLM"])
-    with pytest.raises(ValueError) as refused:
-        llama.read_config(tmp_path)
-    said = str(refused.value).replace(f"{tmp_path}/", "")
-    assert f"*{said}*" in (BOOK / f"{PAGE}.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
