@@ -10,7 +10,10 @@ from page_cells import run_cells
 
 STRATEGIES = run_cells("06-logical-axes", "imports", "rules", "tables")["strategies"]
 OF_MLP = {name: rules for name, (rules, _) in STRATEGIES.items()}
-OF_TRANSFORMER = run_cells("06a-choosing-tables", "tables")["tables"]
+OF_TRANSFORMER = {
+    name: rules
+    for name, (rules, _) in run_cells("06a-choosing-tables", "tables")["strategies"].items()
+}
 COLOUR = {"data": DATA, "model": MODEL}
 NAME_OF = {"B": "batch", "D": "embed", "F": "hidden", "H": "heads", "C": "head_size", "V": "vocab"}
 

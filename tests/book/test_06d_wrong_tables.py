@@ -1,15 +1,20 @@
 """The page "Mistakes that Flax's tables accept"."""
 
+import functools
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
+import meshscope as ms
 from many_devices.checks import assert_placed
 from many_devices.helpers import attempt
-from many_devices.logical import Rules, constrain
+from many_devices.logical import Config, Rules, constrain, make, mesh_of, tiny
 from many_devices.logical import weight as new_weight
-from pages import check_exercise, exercises_of
+from pages import check_exercise, compiled_for_cpu, exercises_of
+from steps_by_table import RING, compiled, sent
 
 PAGE = "06d-wrong-tables"
 P = jax.P
@@ -89,6 +94,66 @@ def test_too_few_names_are_noticed_by_weight_and_constrain(page):
     assert "for the shape" in raised
     with jax.set_mesh(page.mesh):
         assert nnx.Param(np.ones((8, 8)), out_sharding=HYBRID("embed")).sharding.spec == P("data")
+
+
+# head_size along model
+
+LONG = Config(L=2, D=1024, F=4096, H=8, C=128, S=2048)  # of the stored programs
+
+
+def weights_of(config, rules, mesh):
+    """Bytes of the weights on one device."""
+    _, state = nnx.get_abstract_model(functools.partial(make, config, rules), mesh)
+    return ms.memory(state[0]).bytes_per_device
+
+
+@compiled_for_cpu
+def test_head_size_may_take_a_free_axis():
+    """head_size goes along any axis that its weight has free, without a change of the model."""
+    rules, mesh = Rules(batch="data", embed="data", head_size="model"), mesh_of(2, 4)
+    _, state = nnx.get_abstract_model(lambda: make(tiny, rules), mesh)
+    attention = state[0]["blocks"]["attention"]
+    assert attention["w_q_DHC"].sharding.spec == jax.P(None, "data", None, "model")
+    assert attention["w_o_HCD"].sharding.spec == jax.P(None, None, "model", "data")
+
+
+def test_head_size_adds_up_scores_and_heads_none():
+    """Compiled for CPU, head_size along model adds up the S x S scores, twice in each layer."""
+    by_size, mesh = compiled(LONG, Rules(head_size="model"), (1, 8), 8)
+    by_heads, _ = compiled(LONG, Rules(heads="model"), (1, 8), 8)
+    summed = [move for move in ms.collectives(by_size, mesh) if move.shape[-2:] == (LONG.S, LONG.S)]
+    assert summed and all(move.kind == "all-reduce" for move in summed)
+    scores = sum(move.payload_bytes * move.executions for move in summed)
+    assert scores == 2 * LONG.L * 8 * LONG.H * LONG.S**2 * 4  # eight images, four bytes
+    assert all(LONG.S not in move.shape[-1:] for move in ms.collectives(by_heads, mesh))
+
+
+def test_head_size_divides_the_weights_as_evenly():
+    """As much of the weights on each device as with heads along model."""
+    tables = Rules(heads="model"), Rules(head_size="model")
+    by_heads, by_size = (weights_of(LONG, rules, mesh_of(1, 8)) for rules in tables)
+    assert by_heads == by_size < weights_of(LONG, Rules(), mesh_of(1, 1))
+
+
+@pytest.mark.parametrize("compiler", ["gpu", "tpu"])
+def test_what_head_size_along_model_sends(compiler):
+    """17 times what heads along model send, on H100 and TPU v5e: the scores, twice in each layer."""
+    by_size, by_heads = (sent(key, compiler) for key in ("names-head-size", "names-heads"))
+    assert round(by_size / by_heads) == 17
+    scores = 8 * LONG.H * LONG.S**2 * 4
+    assert by_size - by_heads == pytest.approx(2 * RING * 2 * LONG.L * scores, rel=1e-3)
+
+
+def test_six_heads_work_with_a_model_axis_of_two():
+    """A mesh whose model axis divides the heads, such as mesh_of(4, 2), shards six of them."""
+    six = replace(tiny, H=6)
+    mesh = mesh_of(4, 2)
+    build = functools.partial(make, six, Rules(heads="model"))
+    _, state = nnx.get_abstract_model(build, mesh)
+    kernel = state[0]["blocks"]["attention"]["w_q_DHC"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (2, 96, 3, 12)
+    not_divided = jax.NamedSharding(mesh_of(1, 8), kernel.sharding.spec)
+    assert "divi" in attempt(jax.device_put, np.zeros(kernel.shape), not_divided)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
