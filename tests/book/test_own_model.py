@@ -81,8 +81,9 @@ def test_the_first_loss_after_a_restart_does_not_depend_on_the_moments(page):
     """With moments of zero in place of those saved, the first loss is the same, and the second is not."""
     model, optimizer = page.resume(page.checkpoint, page.mesh)
     adam = optimizer.opt_state[0]
-    for moment in jax.tree.leaves(nnx.state((adam.mu, adam.nu)), is_leaf=nnx.is_variable):
-        moment.set_value(0 * moment[...])
+    for moments in (adam.mu, adam.nu):
+        for _, moment in nnx.to_flat_state(nnx.state(moments)):
+            moment.set_value(0 * moment[...])
     _, _, losses = page.train(model, optimizer, page.mesh, until=42)
     np.testing.assert_allclose(losses[40], page.expected[40], rtol=1e-5)
     assert abs(losses[41] - page.expected[41]) > 0.01
@@ -165,7 +166,7 @@ def test_the_check_catches_each_mistake(mistake):
 
 def test_a_batch_that_the_devices_do_not_divide_raises(page):
     """The number of examples must be a multiple of the number of devices."""
-    with pytest.raises(ValueError, match="divisible by 8"):
+    with pytest.raises(ValueError, match="evenly divide the shape"):
         page.batch_of(0, page.mesh, size=12)
 
 
