@@ -28,8 +28,6 @@ from pages import cells_of
 SHOWN = [
     ("01-mesh", helpers.put),
     ("01-mesh", helpers.traffic),
-    ("03-init", stack.Config),
-    ("03-init", stack.Block),
     ("03c-stacks", stack.make_stack),
     ("03c-stacks", stack.run_stack),
     ("04-train", model.Strategy),
