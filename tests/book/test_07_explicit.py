@@ -211,12 +211,18 @@ def test_two_different_shardings_do_not_add_up(page):
 
 def test_no_axis_may_appear_twice_in_a_type(page):
     """A product, and a sum, that would have an axis twice raise; out_sharding= fixes the product."""
-    said = message(jnp.dot, page.x_BD, page.v_DF)
-    assert "illegally sharded result: f32[8@data,32@data]" in said
+    said = message(jnp.dot, page.fsdp_h_BF, page.fsdp_w_FD)
+    assert "illegally sharded result: f32[8@data,16@data]" in said
     v_D = put(np.ones(16, "float32"), page.mesh, "data")
     assert "illegally sharded" in message(jnp.add, page.x_BD, v_D)
-    assert str(jax.typeof(page.rows_BF)) == "float32[8@data,32]"
-    np.testing.assert_array_equal(page.rows_BF, np.full((8, 32), 16.0))
+    assert str(jax.typeof(page.y_BD)) == "float32[8@data,16]"
+    np.testing.assert_array_equal(page.y_BD, np.full((8, 16), 32.0))
+
+
+def test_the_first_matrix_of_an_mlp_under_fsdp_raises_no_error(page):
+    """Its D is sharded along data, but in the batch D is whole, and the product sums over D."""
+    fsdp_w_DF = put(np.ones((16, 32), "float32"), page.mesh, "data", None)
+    assert page.type_of(jnp.dot, page.x_BD, fsdp_w_DF) == "float32[8@data,32]"
 
 
 def test_about_the_sum_jax_asks_only_if_it_is_sharded_in_both_operands():
@@ -264,6 +270,7 @@ def test_a_slice_of_two_rows_sends_one(page):
     """Row 3, 64 bytes, crosses along data, as compiled for CPU."""
     assert str(jax.typeof(jax.jit(page.two_rows)(page.x_BD))) == "float32[2@data,16]"
     assert set(page.collectives.by("kind", "axes")) == {("collective-permute", ("data",))}
+    assert message(page.two_rows, page.x_BD).startswith("ShardingTypeError")  # outside jit
     row = page.x_BD.nbytes // page.x_BD.shape[0]
     assert page.sent == sent(page.collectives) == row == 64
 
