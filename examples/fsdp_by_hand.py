@@ -33,7 +33,7 @@ def fsdp_spec(shape, devices, stacked=False):
     return P(*entries)
 
 
-def is_weight(x):  # where jax.tree.map stops
+def is_weight(x):
     return isinstance(x, nnx.Variable)
 
 
@@ -52,6 +52,11 @@ def gather(module):
     return jax.tree.map(gather_weight, module, is_leaf=is_weight)
 
 
+@jax.checkpoint  # free the gathered weights after use
+def gather_and_call(layer, x):
+    return gather(layer)(x)
+
+
 class Layer(nnx.Module):
     def __init__(self, D, F, rngs):
         self.norm = nnx.RMSNorm(D, rngs=rngs)
@@ -61,11 +66,6 @@ class Layer(nnx.Module):
     def __call__(self, x_BD):
         h_BF = jax.nn.silu(self.up(self.norm(x_BD)))
         return x_BD + self.down(h_BF)
-
-
-@jax.checkpoint  # free the gathered weights after use
-def gather_and_call(layer, x):
-    return gather(layer)(x)
 
 
 class Model(nnx.Module):
@@ -144,14 +144,14 @@ def batch_of(rows):
 
 def train(fsdp, steps=20):
     """The trained model, and the loss of each step."""
-    with jax.set_mesh(mesh):
-        model, optimizer = create(fsdp)
-    train_step = compiled_step(step, model, optimizer)
     losses = []
-    for number in range(steps):
-        batch = batch_of(slice(64 * number, 64 * (number + 1)))
-        model, optimizer, loss = train_step(model, optimizer, batch)
-        losses.append(loss)
+    with jax.set_mesh(mesh):
+        model, optimizer = create(fsdp=fsdp)
+        train_step = compiled_step(step, model, optimizer)
+        for number in range(steps):
+            batch = batch_of(slice(64 * number, 64 * (number + 1)))
+            model, optimizer, loss = train_step(model, optimizer, batch)
+            losses.append(loss)
     return model, [float(loss) for loss in losses]
 
 

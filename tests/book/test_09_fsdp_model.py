@@ -133,6 +133,13 @@ def test_gather_makes_a_layer_whole(page):
     assert seen == [(64, 64), (64, 512), (512, 64)]
 
 
+def test_only_with_is_leaf_a_map_stops_at_variables(page):
+    """Without it, the function would get bare arrays, which have no annotation."""
+    layer = new_model(page).layers[0]
+    assert not any(hasattr(leaf, "out_sharding") for leaf in jax.tree.leaves(layer))
+    assert all(leaf.out_sharding is not None for leaf in jax.tree.leaves(layer, page.is_weight))
+
+
 def kept(page):
     """Without jax.checkpoint, gathered weights are kept until the backward pass."""
     return mock.patch.dict(page.variables, gather_and_call=lambda module, x: page.gather(module)(x))
@@ -197,11 +204,17 @@ def test_only_with_checkpoint_a_device_keeps_its_pieces_of_the_layers(page):
 
 
 def test_a_device_stores_73_256_bytes_of_weights(page):
-    """One eighth of 131,072 numbers, and 1,930 that are whole, in 4 bytes each."""
+    """One eighth of 131,072 numbers, and 1,930 that are whole, in 4 bytes each. One eighth of all
+    would be 66,501; what is whole are the biases, the scales and the kernel of `last`."""
     leaves = jax.tree.leaves(new_model(page))
     whole = sum(leaf.size for leaf in leaves if leaf.is_fully_replicated)
     assert (whole, sum(leaf.size for leaf in leaves)) == (1_930, 1_930 + 131_072)
     assert ms.memory(new_model(page)).bytes_per_device == 4 * (131_072 // 8 + 1_930) == 73_256
+    assert 4 * (1_930 + 131_072) == 8 * 66_501
+    flat = nnx.to_flat_state(nnx.state(new_model(page)))
+    names = {path for path, weight in flat if weight[...].is_fully_replicated}
+    assert {path[-1] for path in names - {("last", "kernel")}} == {"bias", "scale"}
+    assert ("last", "kernel") in names
 
 
 def test_every_weight_is_sharded_as_annotated_and_as_fsdp_spec_says(page):
