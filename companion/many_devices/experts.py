@@ -102,6 +102,16 @@ def program_on(mesh, layer):
     return jax.jit(mapped)
 
 
+def train(program, weights, batch, steps=20):
+    """Gradient descent; return the weights, and each step's loss and drops."""
+    history = []
+    for _ in range(steps):
+        (loss, dropped), gradient = program(weights, batch)
+        weights = jax.tree.map(lambda w, g: w - 0.5 * g, weights, gradient)
+        history.append((float(loss), int(dropped)))
+    return weights, history
+
+
 def gathered_exchange(
     rows, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name
 ):

@@ -187,12 +187,13 @@ def source(id):
 
 
 def test_ppermute_sends_to_the_right_and_is_transposed_to_the_left(page):
-    """The transpose of sending to the right is sending to the left."""
+    """The transpose of sending to the right is sending to the left; stage 0 receives zeros."""
 
     @jax.shard_map(mesh=page.line, in_specs=page.P("stage"), out_specs=page.P("stage"))
     def send(x):
         return jax.lax.ppermute(x, "stage", page.to_right)
 
+    assert np.array_equal(send(jnp.arange(1.0, 5)), [0, 1, 2, 3])
     transposed = jax.linear_transpose(send, jnp.arange(4.0))(jnp.arange(1.0, 5))[0]
     assert np.array_equal(transposed, [2, 3, 4, 0])
 

@@ -16,7 +16,7 @@ from compared import assert_same
 from defined import functions, shown
 from many_devices import experts
 from many_devices.compiled import stored_program
-from many_devices.experts import dense_mixture
+from many_devices.experts import dense_mixture, train
 from pages import BOOK, cells_of, check_exercise, exercises_of
 
 PAGE = "13-experts"
@@ -439,7 +439,7 @@ def test_the_wrapped_layer_counts_drops_of_all_devices(page):
 
 
 def test_in_a_flax_model_experts_are_params_annotated_with_expert(page):
-    """An nnx.Param with E first and P("expert"), in a model under plain jit: the dense gradients."""
+    """An nnx.Param with E first, annotated with "expert" there, in a model under plain jit: the dense gradients."""
 
     class Experts(nnx.Module):
         def __init__(self, params):
@@ -447,7 +447,7 @@ def test_in_a_flax_model_experts_are_params_annotated_with_expert(page):
             self.up, self.down = nnx.Param(params["up_EDF"]), nnx.Param(params["down_EFD"])
             self.router.set_metadata(out_sharding=P())
             for weight in (self.up, self.down):
-                weight.set_metadata(out_sharding=P("expert"))
+                weight.set_metadata(out_sharding=("expert", None, None))
 
         def __call__(self, x_BSD):
             weights = {"router_DE": self.router, "up_EDF": self.up, "down_EFD": self.down}
@@ -464,7 +464,7 @@ def test_in_a_flax_model_experts_are_params_annotated_with_expert(page):
 
     model = Experts(page.params)
     specs = nnx.get_partition_spec(model)
-    assert specs.up.get_value() == specs.down.get_value() == P("expert")
+    assert specs.up.get_value() == specs.down.get_value() == P("expert", None, None)
     model = jax.device_put(model, jax.tree.map(partial(jax.NamedSharding, page.mesh), specs))
     gradient = jax.jit(jax.grad(loss))(model, page.x_BD.reshape(64, 8, 32))
     expected = jax.jit(jax.grad(dense_loss))(page.params)
@@ -477,7 +477,8 @@ def test_the_file_has_the_functions_of_the_page():
     """Every function of examples/experts.py is on the page as it is, or the page imports it."""
 
     on_page = shown(PAGE, functions) | shown("13b-load-balance", functions)
-    on_page |= functions(inspect.getsource(dense_mixture))
+    for imported in (dense_mixture, train):
+        on_page |= functions(inspect.getsource(imported))
     in_file = functions(FILE.read_text("utf-8"))
     del in_file["main"]
     assert in_file.keys() >= {"route", "mixture", "dense_mixture", "program_on", "capacity"}
