@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "6311058f9957dc95819a9eeccc0355d071a7211d7a5416009a11c885474a834f"
+SHA256 = "b977df6829f11911e53d976a156ce0818d01e1f9275ad5c4eb06c6c8e328e6b2"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]

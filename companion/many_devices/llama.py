@@ -391,6 +391,4 @@ def batch_of(number, mesh, size=16, length=33):
 def loss_of(model, tokens_BS):
     """Return the mean cross entropy of the next token."""
     logits_BSV = model(tokens_BS[:, :-1]).astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(
-        logits_BSV, tokens_BS[:, 1:]
-    ).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BSV, tokens_BS[:, 1:]).mean()
