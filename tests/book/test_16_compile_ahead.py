@@ -144,6 +144,7 @@ def test_a_step_is_compiled_from_shapes(page):
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(page.model))
     assert f"{weights / 1e9:.1f}" == "4.3" and f"{page.state / GB:.1f}" == "6.5"
+    assert (page.large.L, page.large.D, page.large.F) == (32, 4096, 16384)
 
 
 def test_it_fits_eight_h100s_and_not_eight_chips_of_v5e(page):
@@ -162,7 +163,7 @@ def test_it_fits_eight_h100s_and_not_eight_chips_of_v5e(page):
 def test_a_program_for_2048_devices_is_lowered_without_devices(page):
     """The mesh of the lowered text has 2,048 devices, and this process has eight."""
     text = page.lowered.as_text()
-    assert "mhlo.num_partitions = 2048" in text and '"data"=2048' in text
+    assert "mhlo.num_partitions = 2048" in text and '"data"=2048' in page.second_line[:58]
     assert jax.device_count() < 2048
 
 
@@ -201,7 +202,6 @@ def test_the_stored_programs_are_those_of_the_page(page, name):
 
 def test_the_message_counts_the_state(page):
     """19.67 GB against 16.91; with one GiB more of state it is one GiB more, so the 6.03 are in it."""
-    assert stored_program("ahead-v5e-16-two")["compiling"]["seconds"] <= 2
     refused = page.message
     assert refused.startswith("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom")
     assert "HLO temporaries (18.32G) exceeds available HBM (15.75G)" in refused
@@ -277,6 +277,7 @@ def test_it_fits_up_to_the_last_byte(page):
 def test_no_tpu_program_that_compiled_needs_more_than_a_chip_has(page):
     """For TPU, compile() is the check."""
     available = {"v5e": page.V5E, "v5p": page.ms.CHIPS["v5p"].hbm}
+    assert available["v5p"] == 95e9
     names = [*TPU, "ahead-v5e-16-offload", "ahead-v5e-16-two-offload"]
     assert all(needs(name) <= available[name.split("-")[1]] for name in names)
 
@@ -284,15 +285,21 @@ def test_no_tpu_program_that_compiled_needs_more_than_a_chip_has(page):
 # What is sent
 
 
-def test_fsdp_gathers_30_gb(page):
-    """2 bytes × 6.98 billion twice, and 2 × 1.05 billion once."""
-    named = page.weights_of(page.llama_8b)
+def predicted():
+    """Bytes of the sharded weights: in the layers gathered twice, all scattered once."""
+    named = llama_step.weights_of(llama_step.Config())
     sizes = {name: math.prod(dims) for name, (dims, spec) in named.items() if "data" in spec}
     layers = sum(size for name, size in sizes.items() if "_L" in name)
     others = sum(sizes.values()) - layers
-    assert f"{layers / 1e9:.2f} {others / 2e9:.2f} {others / 1e9:.2f}" == "6.98 0.53 1.05"
-    gathers = page.predicted_bytes(page.llama_8b)["gathers"]
-    assert gathers == 2 * (2 * layers + others) and f"{gathers / GB:.0f}" == "30"
+    return {"gathers": 2 * (2 * layers + others), "scatters": 2 * (layers + others)}
+
+
+def test_fsdp_gathers_30_gb(page):
+    """2 bytes × 6.98 billion twice, and 2 × 1.05 billion once; the norms hardly count."""
+    assert f"{page.layers / 1e9:.2f} {page.others / 1e9:.2f}" == "6.98 1.05"
+    assert f"{page.gathers / GB:.0f}" == "30" and page.llama_8b == llama_step.Config()
+    found = {"gathers": page.gathers, "scatters": page.scatters}
+    assert found == pytest.approx(predicted(), rel=1e-4)
 
 
 def bfloat16_bytes(name):
@@ -306,17 +313,16 @@ def bfloat16_bytes(name):
 
 def test_fsdp_on_h100_is_predicted(page):
     """H100 sends what was written, to the byte: gathers and scatters, and nothing else in bfloat16."""
-    wanted = page.predicted_bytes(page.llama_8b)
-    assert bfloat16_bytes("ahead-h100-64") == {
-        "all-gather": wanted["gathers"],
-        "reduce-scatter": wanted["scatters"],
-    }
+    wanted, found = predicted(), bfloat16_bytes("ahead-h100-64")
+    assert found == {"all-gather": wanted["gathers"], "reduce-scatter": wanted["scatters"]}
+    of_page = {"all-gather": page.gathers, "reduce-scatter": page.scatters}
+    assert found == pytest.approx(of_page, rel=1e-4)
     assert wanted["gathers"] == payload("ahead-h100-64", "all-gather", "data")
 
 
-def test_for_tpu_v5e_scatters_become_all_reduces_of_the_same_payload(page):
+def test_for_tpu_v5e_scatters_become_all_reduces_of_the_same_payload():
     """On 16 chips: gathers as predicted, and each scatter an all-reduce."""
-    wanted = page.predicted_bytes(page.llama_8b)
+    wanted = predicted()
     assert bfloat16_bytes("ahead-v5e-16") == {
         "all-gather": wanted["gathers"],
         "all-reduce": wanted["scatters"],
@@ -333,9 +339,9 @@ def test_an_all_reduce_sends_twice_what_a_scatter_would():
     assert reduce["wire"] / (15 / 16) == 2 * scatter["wire"] / (63 / 64)
 
 
-def test_for_2048_chips_in_one_axis_gathers_become_all_reduces_too(page):
+def test_for_2048_chips_in_one_axis_gathers_become_all_reduces_too():
     """Everything is an all-reduce: 92 GB sent, where gathers and scatters would send 46."""
-    wanted = page.predicted_bytes(page.llama_8b)
+    wanted = predicted()
     both = wanted["gathers"] + wanted["scatters"]
     assert bfloat16_bytes("ahead-v5p-2048") == {"all-reduce": both}
     assert f"{both * 2047 / 2048 / GB:.0f}" == "46"
