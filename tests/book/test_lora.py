@@ -113,7 +113,7 @@ def test_saved_adapters_arrive_on_another_mesh(page):
     """They are a twelfth of all bytes, and the same bit for bit on the mesh of FSDP alone."""
     assert 12 < page.everything / ms.memory(page.adapters).unique_bytes < 13
     trained = weights_of(page.model)
-    for path, weight in weights_of(page.again).items():
+    for path, weight in weights_of(page.fsdp_model).items():
         np.testing.assert_array_equal(weight[...], trained[path][...], path)
         assert weight[...].sharding.mesh == page.fsdp
 
