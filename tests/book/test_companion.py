@@ -11,7 +11,6 @@ from many_devices import (
     fsdp,
     helpers,
     llama,
-    llama_step,
     logical,
     memory,
     model,
@@ -75,7 +74,6 @@ SHOWN = [
     ("13-experts", experts.loss_of),
     ("13-experts", experts.program_on),
     ("14-sequences", sequences.merge),
-    ("16-compile-ahead", llama_step.abstract_mesh),
     ("15-serving", serving.write),
     ("15-serving", serving.attend),
 ]

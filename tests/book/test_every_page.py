@@ -31,8 +31,12 @@ def abstract_meshes(source):
 
 
 def test_an_abstract_mesh_is_told_its_axis_types():
-    """Programs say the axis types of an AbstractMesh: its default became Explicit in JAX 0.11.1."""
+    """Pages, the companion and programs say the axis types of an AbstractMesh: its default became
+    Explicit in JAX 0.11.1."""
     found = []
+    for folder in ("companion/many_devices", "examples"):
+        for path in sorted((BOOK.parent / folder).rglob("*.py")):
+            found += [(path.name, *call) for call in abstract_meshes(path.read_text("utf-8"))]
     for page in PAGES:
         notebook = jupytext.read(source_of(page))
         for cell in notebook.cells if "kernelspec" in notebook.metadata else ():
