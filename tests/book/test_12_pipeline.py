@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import meshscope as ms
+from compared import assert_same
 from defined import definitions, shown
 from pages import (
     BOOK,
@@ -22,27 +23,10 @@ from pages import (
     run_again,
     source_of,
 )
-from test_12a_schedules import most_stored, ticks_of
+from test_12a_schedules import assert_single, most_stored, ticks_of
 from traced import equations
 
 PAGE = "12-pipeline"
-
-
-def assert_single(page, loss, gradient):
-    """Equal to one device up to float32 rounding: microbatches are added in another order."""
-    np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5)
-    assert_close(gradient, page.true_gradient)
-
-
-def assert_close(tree, wanted):
-    """Two stacks of layers, weight by weight."""
-    for found, true in leaves_of(tree, wanted):
-        np.testing.assert_allclose(found, true, rtol=1e-4, atol=1e-5)
-
-
-def leaves_of(*trees):
-    """The arrays of some trees, side by side."""
-    return zip(*map(jax.tree.leaves, trees), strict=True)
 
 
 def inputs_of(page):
@@ -72,8 +56,8 @@ def test_three_updates_are_those_of_one_device(page):
         single = descend(single, single_gradient(single))
         alone = descend(alone, page.gradient_of(alone, page.x_MBD, page.target_MBD)[1])
         with_fsdp = descend(with_fsdp, page.by_examples(with_fsdp, page.x_MBD, page.target_MBD)[1])
-    assert_close(alone, single)
-    assert_close(with_fsdp, single)
+    assert_same(alone, single, atol=1e-5)
+    assert_same(with_fsdp, single, atol=1e-5)
 
 
 def test_a_scan_over_the_stack_is_the_eight_blocks_one_after_another(page):
@@ -159,7 +143,7 @@ def test_ticks_that_nobody_uses_give_no_nan(page):
     with mock.patch.dict(page.error.__globals__, run_layers=run_normed_layers):
         found = jax.grad(lambda *args: page.on_line(*args))(*inputs_of(page))
         wanted = jax.grad(lambda layers: page.single_loss(layers))(page.layers)
-    assert_close(found, wanted)
+    assert_same(found, wanted, atol=1e-5)
 
 
 def test_from_zeros_such_layers_would_give_nan(page):

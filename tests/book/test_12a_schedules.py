@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshscope as ms
+from compared import assert_same
 from pages import check_exercise, compiled_for_cpu, exercises_of, run_again
 from traced import equations
 
@@ -19,13 +20,7 @@ NAMES = ["GPipe", "1F1B"]
 def assert_single(page, loss, gradient):
     """Equal up to float32 rounding: microbatches are added in another order."""
     np.testing.assert_allclose(loss, page.true_loss, rtol=1e-5)
-    assert_close(gradient, page.true_gradient)
-
-
-def assert_close(tree, wanted):
-    """Two stacks of layers, weight by weight."""
-    for found, true in leaves_of(tree, wanted):
-        np.testing.assert_allclose(found, true, rtol=1e-4, atol=1e-5)
+    assert_same(gradient, page.true_gradient, atol=1e-5)
 
 
 def leaves_of(*trees):
@@ -236,7 +231,7 @@ def test_three_updates_are_those_of_one_device(page):
         single = jax.tree.map(lambda w, g: w - 0.05 * g, single, true)
         _, gradient = page.steps["1F1B"](w, page.x_MBD, page.target_MBD, page.tables["1F1B"])
         w = jax.tree.map(lambda w, g: w - 0.05 * g, w, gradient)
-    assert_close(w, single)
+    assert_same(w, single, atol=1e-5)
 
 
 def run_normed_layers(weights, x_BD):
@@ -258,7 +253,7 @@ def test_zeros_are_safe_because_no_layer_runs_before_its_input_has_arrived(page)
 
     with mock.patch.dict(page.gpipe.__globals__, run_layers=run_normed_layers):
         _, by_table = mapped(page)(*inputs_of(page))
-    assert_close(by_table, jax.grad(loss)(page.params))
+    assert_same(by_table, jax.grad(loss)(page.params), atol=1e-5)
 
 
 @compiled_for_cpu
