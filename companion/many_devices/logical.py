@@ -187,7 +187,7 @@ def make_model(config, rules):
 
 
 def loss_of(model, batch):
-    """Mean over rows; logits beyond the ten classes are masked, as in chapter 4."""
+    """Mean over rows; logits beyond the ten classes are masked."""
     x_BSI, labels_B = batch
     logits_BV = model(x_BSI)
     class_V = jnp.arange(logits_BV.shape[-1])

@@ -123,6 +123,6 @@ def step(model, optimizer, batch):
 
 
 def compiled_step(step, model, optimizer):
-    """The jitted step: each output keeps its input's sharding and reuses its buffer."""
+    """The jitted step: each output keeps its input's sharding and reuses its memory."""
     shardings = jax.tree.map(lambda array: array.sharding, (model, optimizer))
     return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))

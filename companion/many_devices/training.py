@@ -6,15 +6,14 @@ from functools import partial
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 
 import meshscope as ms
 from many_devices.data import images_BI, labels_B
+from many_devices.model import adamw, compiled_step
 from many_devices.stacked import Model, loss_of, strategies, tiny
 
 P = jax.P
-adamw = optax.adamw(1e-3)
 data_parallel, fsdp = strategies["data parallel"], strategies["FSDP"]
 mesh = data_parallel.mesh()
 
@@ -30,12 +29,6 @@ def step(model, optimizer, batch):
     loss, gradients = nnx.value_and_grad(loss_of)(model, batch)
     optimizer.update(model, gradients)
     return model, optimizer, loss
-
-
-def compiled_step(step, model, optimizer):
-    """The step, jitted: each result is sharded as its input was, and takes over its memory."""
-    shardings = jax.tree.map(lambda array: array.sharding, (model, optimizer))
-    return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*shardings, None))
 
 
 def batch_of(rows, mesh, size=64):
