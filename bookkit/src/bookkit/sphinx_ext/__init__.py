@@ -12,7 +12,6 @@ entries     sections of reference pages have short anchors
 mathml      formulas are MathML, without a script
 figures     drawings are inlined; figures and tables are numbered and have anchors
 pages       notebooks to download, files that no page loads
-social_cards  the picture shown where a link to a page is shared
 frame       what templates are told: languages, Previous and Next, descriptions; 404.html
 """
 
@@ -36,7 +35,6 @@ from bookkit.sphinx_ext import (
     pages,
     reference,
     search,
-    social_cards,
     translation,
 )
 
@@ -62,7 +60,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
         api_links,
         translation,
         markdown_twins,
-        social_cards,
     )
     for part in (*parts, folds, entries, figures, mathml):
         part.setup(app)
