@@ -22,6 +22,12 @@ def make_run():
     return make(tiny, strategies["FSDP x tensor"])
 
 
+def new_run(mesh):
+    """Make a new run on this mesh, sharded by its annotations."""
+    with jax.set_mesh(mesh):
+        return jax.jit(make_run)()
+
+
 def restore(path, mesh):
     """Load the run of a checkpoint onto this mesh."""
     graphdef, target = nnx.get_abstract_model(make_run, mesh)
@@ -34,7 +40,7 @@ def batch_at(number, mesh):
     return batch_of(rows, mesh)
 
 
-def advance(run, mesh, first, last):
+def train(run, mesh, first, last, saver=None):
     """Take steps first to last - 1: return the new run and the losses."""
     model, optimizer = run
     losses = []
@@ -44,6 +50,9 @@ def advance(run, mesh, first, last):
             batch = batch_at(number, mesh)
             model, optimizer, loss = train_step(model, optimizer, batch)
             losses.append(loss)
+            if saver is not None:
+                state = nnx.state((model, optimizer))
+                saver.save_async(number + 1, state, force=(number + 1 == last))
     return (model, optimizer), [float(loss) for loss in losses]
 
 
@@ -66,27 +75,17 @@ def open_series(folder):
 def start(saver, mesh):
     """Return the run: from the newest checkpoint, or a new one."""
     if saver.latest is None:
-        with jax.set_mesh(mesh):
-            return jax.jit(make_run)()
+        return new_run(mesh)
     return restore(saver.latest.path, mesh)
 
 
 def train_until(last, folder, mesh):
     """Train until `last` steps are taken, from the newest checkpoint, if any."""
-    losses = []
-    with open_series(folder) as saver, jax.set_mesh(mesh):
-        model, optimizer = start(saver, mesh)
-        taken = int(optimizer.step[...])
+    with open_series(folder) as saver:
+        run = start(saver, mesh)
+        taken = int(run[1].step[...])  # run[1] is the optimizer
         print("starts with step", taken, flush=True)
-        train_step = compiled_step(step, model, optimizer)
-        while taken < last:
-            batch = batch_at(taken, mesh)
-            model, optimizer, loss = train_step(model, optimizer, batch)
-            losses.append(loss)
-            taken += 1
-            state = nnx.state((model, optimizer))
-            saver.save_async(taken, state, force=(taken == last))
-    return (model, optimizer), [float(loss) for loss in losses]
+        return train(run, mesh, taken, last, saver)
 
 
 @contextlib.contextmanager

@@ -123,8 +123,7 @@ def test_the_count_of_the_optimizer_is_the_step(page):
     """After three more steps the optimizer has counted to six; new, it is at 0."""
     _, saved = three(page, page.mesh)
     assert saved.step[...] == 3
-    with jax.set_mesh(page.mesh):
-        _, new = jax.jit(page.make_run)()
+    _, new = page.new_run(page.mesh)
     assert new.step[...] == 0
     assert page.run[1].step[...] == page.restored[1].step[...] == 6
 
@@ -139,7 +138,7 @@ def test_the_position_in_the_data_is_the_step(page):
 def test_the_step_donates_the_run(page):
     """The old run is donated."""
     donated = three(page, page.mesh)  # not the page's: a save may keep its arrays
-    page.advance(donated, page.mesh, 3, 4)
+    page.train(donated, page.mesh, 3, 4)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
 
 
@@ -182,7 +181,7 @@ def test_with_another_order_of_additions_it_continues_to_rounding(page):
     apart = []
     for data, model in [(4, 2), (1, 2), (1, 1)]:
         mesh = page.mesh_of(data, model)
-        run, losses = page.advance(three(page, mesh), mesh, 3, 6)
+        run, losses = page.train(three(page, mesh), mesh, 3, 6)
         np.testing.assert_allclose(losses, page.losses, rtol=1e-6)
         assert run[1].step[...] == 6
         apart += list(abs(np.subtract(losses, page.losses)))
@@ -244,6 +243,19 @@ def test_force_saves_a_step_between_the_intervals(page):
     with page.open_series(page.disk / "forced") as saver:
         assert not saver.save(11, {"w": page.w}) and saver.save(11, {"w": page.w}, force=True)
     shutil.rmtree(page.disk / "forced")
+
+
+def test_without_policies_each_save_that_meets_no_other_is_made_and_kept(page, tmp_path):
+    """The default skips a step while another is being saved, and deletes nothing."""
+    with ocp.training.Checkpointer(tmp_path / "each") as saver:
+        saved = [number for number in range(5) if saver.save(number, {"w": page.w})]
+        kept = [checkpoint.step for checkpoint in saver.checkpoints]
+    assert saved == kept == [0, 1, 2, 3, 4]
+    with ocp.training.Checkpointer(tmp_path / "busy") as saver:
+        response = saver.save_async(0, {"w": jnp.ones((4096, 4096))})
+        assert saver.save_async(1, {"w": page.w}) is None  # step 0 is still being written
+        response.result()
+        assert saver.save_async(2, {"w": page.w}).result()
 
 
 def test_what_a_kill_left_unfinished_is_deleted(page):
