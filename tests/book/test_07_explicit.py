@@ -57,9 +57,10 @@ def test_a_device_holds_four_of_eight_rows_and_every_column(page):
     assert page.h_BF.addressable_shards[0].data.shape == (4, 8)
 
 
-def test_on_the_auto_mesh_the_pieces_are_the_same_and_the_type_does_not_say_so(page):
-    """The batch is sharded in the same way on the Auto mesh, and its type is float32[8,16]."""
-    on_auto = put(page.x_BD, page.auto_mesh, "data", None)
+def test_on_an_auto_mesh_the_type_does_not_show_the_sharding(page):
+    """The same batch, sharded in the same way on an Auto mesh, has the type float32[8,16]."""
+    auto_mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    on_auto = put(page.x_BD, auto_mesh, "data", None)
     assert on_auto.sharding.is_equivalent_to(page.x_BD.sharding, 2)
     assert str(jax.typeof(on_auto)) == "float32[8,16]"
 
@@ -103,7 +104,7 @@ def test_a_product_over_a_dimension_that_is_sharded_in_both_raises(page):
 
 def test_out_sharding_or_reshard_gives_the_same_type_and_the_same_values(page):
     """Both ways to fix it return rows along data, and the product."""
-    for answer in (page.say_the_result, page.move_the_inputs):
+    for answer in (page.with_out_sharding, page.with_reshard):
         assert page.type_of(answer, page.h_BF, page.w_FD) == "float32[8@data,16]"
         found = jax.jit(answer)(page.h_BF, page.w_FD)
         np.testing.assert_allclose(found, np.full((8, 16), 512.0))
@@ -112,8 +113,8 @@ def test_out_sharding_or_reshard_gives_the_same_type_and_the_same_values(page):
 @compiled_for_cpu
 def test_one_way_sends_a_fifth_of_what_the_other_sends(page):
     """Compiled for CPU: an all-reduce of the rows of the result, or all-gathers of both inputs."""
-    sums = traffic(page.say_the_result, page.h_BF, page.w_FD, mesh=page.mesh)
-    gathers = traffic(page.move_the_inputs, page.h_BF, page.w_FD, mesh=page.mesh)
+    sums = traffic(page.with_out_sharding, page.h_BF, page.w_FD, mesh=page.mesh)
+    gathers = traffic(page.with_reshard, page.h_BF, page.w_FD, mesh=page.mesh)
     of_result = page.h_BF.shape[0] * page.w_FD.shape[1] * 4 // page.mesh.shape["data"]
     of_rows = page.h_BF.nbytes // page.mesh.shape["data"]  # of one row of the mesh
     assert sums.by("kind", "axes").bytes("all-reduce", ("model",)) == of_result
@@ -123,6 +124,8 @@ def test_one_way_sends_a_fifth_of_what_the_other_sends(page):
     n = page.mesh.shape["model"]
     assert sent(sums) == 2 * of_result * (n - 1) // n == 384
     assert sent(gathers) == moved * (n - 1) // n == 1920 == 5 * sent(sums)
+    assert "384 bytes" in page.sent_by(page.with_out_sharding, page.h_BF, page.w_FD)
+    assert "1,920 bytes" in page.sent_by(page.with_reshard, page.h_BF, page.w_FD)
 
 
 def test_h100_moves_what_cpu_moves_and_tpu_gathers_in_bfloat16():
@@ -182,8 +185,9 @@ def test_a_dimension_that_a_product_keeps_from_one_operand_keeps_its_sharding():
 
 
 def test_a_part_that_the_devices_do_not_divide_raises(page):
-    """A reshape to two parts for four devices raises."""
-    assert "reshape is not supported" in message(lambda h: h.reshape(8, 2, 16), page.h_BF)
+    """A reshape to two heads for four devices raises."""
+    two_heads = message(lambda q: q.reshape(8, 2, 32), page.queries)
+    assert "reshape is not supported" in two_heads
 
 
 def test_the_type_of_the_heads_is_what_the_program_does(page):
@@ -191,12 +195,6 @@ def test_the_type_of_the_heads_is_what_the_program_does(page):
     assert str(jax.typeof(page.queries)) == "float32[8@data,64@model]"
     assert str(jax.typeof(page.heads_BHC)) == "float32[8@data,4@model,16]"
     assert page.heads_BHC.addressable_shards[0].data.shape == (4, 1, 16)
-
-
-def test_in_the_other_order_the_size_of_a_head_is_sharded(page):
-    """A reshape to (size of a head, heads) shards the first part all the same."""
-    found = page.type_of(lambda q: q.reshape(8, 16, 4), page.queries)
-    assert found == "float32[8@data,16@model,4]"
 
 
 def test_two_different_shardings_do_not_add_up(page):
@@ -242,68 +240,38 @@ def test_a_product_also_raises_where_an_axis_would_stand_twice(summed):
         spec_of(jnp.dot, x, v)
 
 
-def test_auto_axes_hands_a_line_to_the_compiler(page):
-    """A sort along a sharded dimension raises; handed over, it sorts, and is sharded as said."""
-
-    def sort_rows(x_BD):
-        return jnp.sort(x_BD, axis=0)
-
-    handed_over = jax.sharding.auto_axes(sort_rows, out_sharding=P("data", None))
-    assert "sorting dimension" in message(sort_rows, page.x_BD)
-    assert page.type_of(handed_over, page.x_BD) == "float32[8@data,16]"
-    host = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
-    found = jax.jit(handed_over)(put(host, page.mesh, "data", None))
-    np.testing.assert_array_equal(found, np.sort(host, axis=0))
-
-
 def test_three_operations_one_after_the_other(page):
     """The answer to the question: the bias is 32@model, and what the sum leaves is 16@model,2."""
     assert str(jax.typeof(page.b_F)) == "float32[32@model]"
     assert str(jax.typeof(page.sum_HC)) == "float32[16@model,2]"
 
 
-# Accepted is not free
+# Legal does not mean free
 
 
 @compiled_for_cpu
 def test_a_slice_of_two_rows_sends_one(page):
     """Row 3, 64 bytes, crosses along data, as compiled for CPU."""
     assert str(jax.typeof(jax.jit(page.two_rows)(page.x_BD))) == "float32[2@data,16]"
-    assert set(page.collectives.by("kind", "axes")) == {("collective-permute", ("data",))}
-    assert message(page.two_rows, page.x_BD).startswith("ShardingTypeError")  # outside jit
+    moves = traffic(page.two_rows, page.x_BD, mesh=page.mesh)
+    assert set(moves.by("kind", "axes")) == {("collective-permute", ("data",))}
     row = page.x_BD.nbytes // page.x_BD.shape[0]
-    assert page.sent == sent(page.collectives) == row == 64
-
-
-@compiled_for_cpu
-def test_every_second_row_is_free_and_a_sum_of_columns_is_not(page):
-    """Compiled for CPU."""
-    for line, kind, size in [
-        ("x_BD[::2]", None, 0),
-        ("h_BF.sum(axis=1)", "all-reduce", 24),
-    ]:
-
-        def function(x_BD, h_BF, line=line):
-            return eval(line, {"jnp": jnp, "x_BD": x_BD, "h_BF": h_BF})
-
-        found = traffic(function, page.x_BD, page.h_BF, mesh=page.mesh)
-        assert (found.kinds, sent(found)) == ({kind} if kind else set(), size)
-    assert page.type_of(lambda x: x[::2], page.x_BD) == "float32[4@data,16]"
+    assert sent(moves) == row == 64
+    assert page.sent_by(page.two_rows, page.x_BD) == "{'collective-permute'}, 64 bytes"
 
 
 @pytest.mark.parametrize("compiler", ["gpu", "tpu", "cpu"])
 def test_the_compilers_for_h100_and_tpu_send_the_same(compiler):
-    """The stored programs of these lines send the same bytes with each compiler."""
-    for name, size in [("two-rows", 64), ("every-second", 0)]:
-        moves = stored_moves(f"accepted-{name}", compiler, "wire")
-        assert sum(sent for (sent,) in moves) == size
+    """The stored programs of the slice send 64 bytes with each compiler."""
+    moves = stored_moves("accepted-two-rows", compiler, "wire")
+    assert sum(sent for (sent,) in moves) == 64
 
 
 @compiled_for_cpu
 def test_one_assertion_catches_it(page):
     """`assert not traffic(…)` fails for two_rows, and passes for a function that moves nothing."""
-    assert traffic(page.two_rows, page.x_BD, mesh=page.mesh)
-    assert not traffic(jnp.sin, page.x_BD, mesh=page.mesh)
+    assert traffic(page.two_rows, page.x_BD)
+    assert not traffic(jnp.sin, page.x_BD)
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

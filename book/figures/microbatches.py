@@ -1,11 +1,9 @@
-"""Figures of chapter 7: what a reshape does with pieces.
+"""Figure of "One sum per step": eight rows on two devices, split into microbatches in two orders.
 
-`reshape_rule`: sixteen numbers on four devices become 4 by 4 or 2 by 8, which raises an error.
-`microbatches`: eight rows on two devices, split into two microbatches in two orders.
-A piece is a run of neighbours, so both drawings need the position of each number only.
+A shard is a run of neighbours, so the drawing needs the position of each row only.
 """
 
-from kit import DATA, INK, MODEL, arrow, figure, frame, kept, lines, rect, say, text, write
+from kit import DATA, INK, figure, frame, kept, lines, rect, say, text, write
 
 HIGH = 20  # of a cell
 
@@ -18,42 +16,6 @@ def cells(x, y, numbers, width, piece, colour, tints):
         drawn.append(rect(left, y, width - 1.5, HIGH - 1.5, colour, tints[number // piece], 2))
         drawn.append(text(left + width / 2 - 1, y + 13.5, str(number), 11, "middle"))
     return drawn
-
-
-def rule():
-    devices, size = 4, 16
-    piece, tints = size // devices, (0.1, 0.27, 0.45, 0.63)
-    left, width = 4, 22
-    parts = []
-    for device in range(devices):
-        middle = left + width * piece * (device + 0.5)
-        parts.append(text(middle, 12, say("device {number}", number=device), 11, "middle"))
-    parts += cells(left, 18, range(size), width, piece, MODEL, tints)
-    parts.append(text(left, 54, kept("[16@model]"), 12))
-    # to 4 by 4
-    top, one, other = 118, 30, 164
-    parts += [arrow(88, 44, 88, 72), text(96, 63, kept("reshape(4, 4)"), 12, bold=True)]
-    parts += [arrow(262, 44, 262, 72), text(270, 63, kept("reshape(2, 8)"), 12, bold=True)]
-    parts.append(text(one, 92, kept("[4@model, 4]"), 12))
-    parts.append(text(other, 92, say("raises an error"), 12, bold=True))
-    for row in range(4):
-        numbers = range(4 * row, 4 * row + 4)
-        parts += cells(one, top - 16 + HIGH * row, numbers, width, piece, MODEL, tints)
-        parts.append(text(one - 8, top - 2 + HIGH * row, str(row), 11, "end", opacity=0.8))
-    parts.append(text(one, top + 82, say("each row on one device"), 11, opacity=0.8))
-    # to 2 by 8
-    for row in range(2):
-        numbers = range(8 * row, 8 * row + 8)
-        y = top - 16 + 32 * row
-        parts += cells(other, y, numbers, width, piece, MODEL, tints)
-        parts.append(frame(other - 1, y - 1.5, 8 * width + 0.5, HIGH + 1.5, INK, 1.2, dashed=True))
-    parts.append(text(other, top + 56, say("each row on two devices"), 11, opacity=0.8))
-    says = (
-        "Sixteen numbers in a row, four on each of four devices along model. Reshaped to 4 by 4, "
-        "each row is on one device: the type is [4@model, 4]. Reshaped to 2 by 8, each row would "
-        "be on two devices, and JAX raises an error."
-    )
-    return figure(360, 208, says, parts)
 
 
 def microbatches():
@@ -99,7 +61,7 @@ def microbatches():
 
 
 def draw():
-    return {"reshape_rule": rule(), "microbatches": microbatches()}
+    return {"microbatches": microbatches()}
 
 
 if __name__ == "__main__":
