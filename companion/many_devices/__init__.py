@@ -28,7 +28,7 @@ A chapter shows a program where it introduces it. Later pages import it from her
 | `experts` | a mixture of experts, and its program on a mesh | chapter 13 |
 | `sequences` | attention over one block of keys, and the merging of two | chapter 14 |
 | `serving` | parts of a Llama that is served, and the same model without a cache | chapter 15 |
-| `llama_step` | a training step with FSDP, tensor parallelism and HSDP, by hand | chapter 16 |
+| `llama_step` | a training step with FSDP, tensor parallelism and HSDP, by hand | deeper page 16c |
 | `compiled` | what the compilers for TPU and GPU made of the book's programs | deeper page 09a |
 | `draw` | bars, curves and digits as inline SVG | |
 """

@@ -1,4 +1,4 @@
-"""Chapter 16's training step: a transformer with FSDP, tensor parallelism and HSDP, by hand.
+"""The training step of page 16c: a transformer with FSDP, tensor parallelism and HSDP, by hand.
 
 The mesh has the axes `replica`, `data` and `model`. Weights are float32; a layer gathers them along
 `data` in the type of the activations, and sums partial results along `model`.
