@@ -52,7 +52,7 @@ def draw():
         name = NAMES.get(path, path.split("/")[0])
         side = "rows" if sharded_side(path, sides) == 0 else "columns"
         spoken.append(f"{name}, {rows} × {columns}, by {side}")
-    assert PAGE["spec_of"](("up", "bias")) == ()
+    assert tuple(PAGE["spec_of"](("up", "bias"))) == ()
     parts += [rect(190, 184, 24, 4, INK, 0.4), text(220, 190, kept("bias, scale"), 11, bold=True)]
     says = (
         f"The weights of the model as rectangles, each cut into {DEVICES} pieces, of which device 0 "

@@ -1,6 +1,7 @@
 """Train your own Flax model, start to finish: the page, and its program in examples/own_model.py."""
 
 import ast
+import inspect
 import pathlib
 import re
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import many_devices.model
 import meshscope as ms
 from defined import program_at
 from pages import BOOK, cells_of, compiled_for_cpu, run, with_fault
@@ -31,7 +33,7 @@ def definitions(source):
 def compiled(page, model, optimizer):
     """The step for a batch of the page, compiled for its eight devices."""
     with jax.set_mesh(page.mesh):
-        step = page.compiled_step(model, optimizer)
+        step = page.compiled_step(page.step, model, optimizer)
         return step.lower(model, optimizer, page.batch_of(0, page.mesh)).compile()
 
 
@@ -58,6 +60,30 @@ def test_the_file_is_the_program_of_the_page():
     in_file = definitions(FILE.read_text("utf-8"))
     del in_file["main"]
     assert in_file == shown
+
+
+def test_the_compiled_step_is_that_of_chapter_4(page):
+    of_chapter_4 = inspect.getsource(many_devices.model.compiled_step)
+    assert any(of_chapter_4 in cell.source + "\n" for cell in cells_of(PAGE))
+
+
+def shown_first():
+    """What the page says, before any code, that its file prints."""
+    (block,) = re.findall(r"```text\n(.*?)```", (BOOK / f"{PAGE}.md").read_text("utf-8"), re.S)
+    return block
+
+
+def test_what_the_file_prints_is_what_the_page_finds(page):
+    """Bytes exactly; losses roughly, because the text is the source code of the installed Flax."""
+    devices, held, all_of_it, *losses = re.findall(r"[\d.,]*\d", shown_first())
+    with jax.set_mesh(page.mesh):
+        memory = ms.memory(jax.jit(page.make)()[0])
+    assert int(devices) == page.mesh.size
+    assert held == f"{memory.bytes_per_device:,}" and all_of_it == f"{memory.unique_bytes:,}"
+    first, later, unstopped = page.after("train").losses, page.losses, page.expected
+    found = [0, first[0], 39, first[39], page.half.size]
+    found += [40, later[40], unstopped[40], 41, later[41], unstopped[41], 79, later[79]]
+    np.testing.assert_allclose([float(number) for number in losses], found, rtol=0.1)
 
 
 def test_eight_devices_give_the_losses_of_one(page, whole):
@@ -148,8 +174,8 @@ BROKEN = {  # what is planted: line, replacement, and what the check reports
     ),
     "vocabulary-large": ("Transformer(V=256,", "Transformer(V=8192,", "activations move"),
     "embedding-along-D": (
-        '(r"embed/embedding", ("data", None))',
-        '(r"embed/embedding", (None, "data"))',
+        '(r"embed/embedding", P("data", None))',
+        '(r"embed/embedding", P(None, "data"))',
         "activations move",
     ),
 }
@@ -180,7 +206,7 @@ def test_a_small_batch_fails_the_check_as_the_page_shows(page):
         page.check_moves(model, optimizer, page.mesh, page.small)
     assert str(caught.value) == "activations move: [(8, 16, 1), (8, 16, 64)]"  # B, S and D
     with jax.set_mesh(page.mesh):
-        step = page.compiled_step(model, optimizer)
+        step = page.compiled_step(page.step, model, optimizer)
         rows = ms.collectives(step.lower(model, optimizer, page.small).compile())
     assert {row.dtype for row in rows if row.shape == (8, 16, 1)} == {"int32"}  # tokens
 
@@ -214,6 +240,34 @@ def test_in_this_small_model_the_compiler_would_shard_by_examples_without_the_co
     with run(PAGE, cells=cells, until="check-moves") as page:
         without = moved(compiled(page, page.model, page.optimizer))
     assert without == moved(program)
+
+
+@compiled_for_cpu
+def test_a_stack_of_layers_moves_the_slice_of_a_single_layer(page):
+    """So the check reports shapes of weights without the dimension of layers, and nothing else."""
+    cells = cells_of(PAGE)
+    for find, replace in STACKED.items():
+        cells = with_fault(cells, find, replace)
+    with pytest.raises(AssertionError, match="activations move: ") as caught:
+        with run(PAGE, cells=cells):
+            pass
+    assert caught.value.cell == "check-moves"
+    reported = set(ast.literal_eval(str(caught.value).removeprefix("activations move: ")))
+    slices = {weight.shape for _, weight in page.weights_of(page.Block(64, 4, nnx.Rngs(0)))}
+    assert reported <= slices and (64, 4, 16) in reported
+
+
+STACKED = {  # the list of blocks becomes one block whose weights have a first dimension for layers
+    "nnx.List([Block(D, H, rngs) for _ in range(L)])": (
+        "nnx.vmap(lambda rngs: Block(D, H, rngs))(rngs.split(L))"
+    ),
+    "        for block in self.blocks:\n            x_BSD = block(x_BSD)\n": (
+        "        x_BSD, _ = jax.lax.scan(lambda x, block: (block(x), None), x_BSD, self.blocks)\n"
+    ),
+    "            return spec\n": (
+        "            return P(None, *spec) if 'blocks' in path else spec\n"
+    ),
+}
 
 
 def moved(program):
@@ -267,7 +321,7 @@ def test_a_target_has_the_shardings_that_set_metadata_recorded(page):
         return dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
 
     for path, weight in target_of(page).items():
-        wanted = jax.NamedSharding(page.mesh, jax.P(*page.spec_of(path)))
+        wanted = jax.NamedSharding(page.mesh, page.spec_of(path))
         assert weight.sharding.is_equivalent_to(wanted, weight.ndim), path
     line = "        weight.set_metadata(out_sharding=spec)\n"
     with run(PAGE, cells=with_fault(cells_of(PAGE), line, ""), until="make") as without:
@@ -294,5 +348,7 @@ def test_the_file_trains_on_one_and_on_two_devices(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(program.sys, "argv", ["own_model.py", str(tmp_path / "run")])
     program.main()
     said = capsys.readouterr().out
-    assert said.startswith("2 devices: loss ") and "\n1 devices: loss " in said
+    assert said.startswith("2 devices, ") and "\nresumed on 1 devices\n" in said
+    form = re.compile(r"\d[\d.,]*")
+    assert form.sub("#", said) == form.sub("#", shown_first())
     assert pathlib.Path(tmp_path, "run", "40").is_dir()
