@@ -1,4 +1,4 @@
-"""The page "Check a training run": the gathers, metrics, the clock, and optimizers."""
+"""The page "Check a training run": the gathers, metrics and the clock."""
 
 import inspect
 import pathlib
@@ -6,10 +6,8 @@ import tempfile
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-import optax.contrib
 import pytest
 from flax import nnx
 
@@ -20,7 +18,6 @@ from many_devices.stacked import Model, loss_of, pinned, tiny
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "04a-train-checks"
-AUTO = jax.sharding.AxisType.Auto
 IN_BLOCKS = {(96, 384), (384, 96)}
 
 
@@ -131,7 +128,7 @@ def test_in_a_list_of_blocks_a_larger_batch_makes_weights_move(page, monkeypatch
     assert gathered == {64: set(), 1024: IN_BLOCKS}
 
 
-# FSDP in a scan gathers the blocks twice
+# How often FSDP gathers a weight
 
 
 def written_out():
@@ -187,112 +184,6 @@ def test_h100_gathers_as_much_and_tpu_half_of_it(page):
     assert page.h100 == 2_390_016 == 2 * page.after("gathers").tpu
     moves = stored_program("train-fsdp")["tpu"]["moves"]
     assert {row["dtype"] for row in moves if row["kind"] == "all-gather"} == {"bfloat16"}
-
-
-# Which optimizers need no annotations of their own
-
-
-class OneWeight(nnx.Module):
-    def __init__(self, names, **metadata):
-        self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=names, **metadata)
-
-
-def optimizer_for(tx, names, sizes=(2, 4), **metadata):
-    """A model of one weight with these names, and its optimizer, made as chapter 4 makes them."""
-    mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AUTO,) * 2)
-
-    def make():
-        model = OneWeight(names, **metadata)
-        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
-
-    with jax.set_mesh(mesh):
-        return jax.jit(make)()
-
-
-ANNOTATIONS = [(None, None), ("data", None), ("data", "model")]
-
-
-@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
-@pytest.mark.parametrize(
-    "tx",
-    [
-        optax.adamw(1e-3),
-        optax.sgd(1e-3, momentum=0.9),
-        optax.lion(1e-3),
-        optax.contrib.muon(1e-3),
-    ],
-    ids=["adamw", "momentum", "lion", "muon"],
-)
-def test_state_with_the_shape_of_its_weight_is_sharded_as_the_weight_is(tx, names):
-    """With AdamW, SGD with momentum, Lion and Muon all state of a weight's shape lies as the weight."""
-    model, optimizer = optimizer_for(tx, names)
-    state = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (256, 512)]
-    assert state
-    for leaf in state:
-        assert leaf.sharding.is_equivalent_to(model.w.sharding, 2)
-
-
-@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
-@pytest.mark.parametrize(
-    "tx, rank",
-    [(optax.adafactor(1e-3), 1), (optax.sm3(1e-3), 1), (optax.novograd(1e-3), 0)],
-    ids=["adafactor", "sm3", "novograd"],
-)
-def test_state_with_fewer_dimensions_than_its_weight_raises(tx, rank, names):
-    """With Adafactor, SM3 or NovoGrad making the optimizer raises, even if nothing is sharded."""
-    with pytest.raises(
-        ValueError, match=f"rank at least 2, but was applied to a value of rank {rank}"
-    ):
-        optimizer_for(tx, names)
-
-
-@compiled_for_cpu
-@pytest.mark.parametrize(
-    "sizes, names, piece",
-    [
-        ((2, 4), ("data", "model"), (5, 64, 512)),  # history and rows, not rows and columns
-        ((1, 8), (None, "model"), (10, 32, 512)),  # rows, not columns
-        ((8, 1), ("data", None), (10, 256, 512)),  # whole: eight do not divide a history of ten
-    ],
-    ids=str,
-)
-def test_lbfgs_shards_its_history_in_the_wrong_dimensions(sizes, names, piece):
-    """With L-BFGS nothing is raised: the annotation shards the wrong dimensions of its history, or
-    leaves it whole if the sizes do not divide."""
-    model, optimizer = optimizer_for(optax.lbfgs(memory_size=10), names, sizes)
-    history = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (10, 256, 512)]
-    assert history
-    for leaf in history:
-        assert leaf.sharding.shard_shape(leaf.shape) == piece
-        assert piece[1:] != model.w.sharding.shard_shape(model.w.shape)
-
-
-@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
-@pytest.mark.parametrize(
-    "tx",
-    [
-        optax.adafactor(1e-3),
-        optax.sm3(1e-3),
-        optax.novograd(1e-3),
-        optax.lbfgs(memory_size=10),
-        optax.adamw(1e-3),
-    ],
-    ids=["adafactor", "sm3", "novograd", "lbfgs", "adamw"],
-)
-def test_an_empty_optimizer_sharding_leaves_the_state_whole(tx, names):
-    """And the weight is sharded as it was annotated."""
-    model, optimizer = optimizer_for(tx, names, optimizer_sharding=())
-    wanted = jax.NamedSharding(model.w.sharding.mesh, jax.P(*names))
-    assert model.w.sharding.is_equivalent_to(wanted, 2)
-    for leaf in jax.tree.leaves(optimizer):
-        assert leaf.sharding.is_fully_replicated
-
-
-def test_adafactor_keeps_a_row_and_a_column_for_a_matrix():
-    """Of 256 x 512 numbers it keeps 256 + 512, and a handful of scalars."""
-    _, optimizer = optimizer_for(optax.adafactor(1e-3), (None, None), optimizer_sharding=())
-    sizes = sorted(leaf.size for leaf in jax.tree.leaves(optimizer))
-    assert sizes[-2:] == [256, 512] and sizes[-3] <= 1
 
 
 # Row weights

@@ -1,7 +1,12 @@
-"""The page "ZeRO-1": what it saves, what it sends, and results left free."""
+"""The page "ZeRO-1": what it saves, what it sends, results left free, and other optimizers."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+import optax.contrib
 import pytest
+from flax import nnx
 
 import meshscope as ms
 from many_devices.compiled import stored_program
@@ -11,6 +16,7 @@ from many_devices.training import sent_mb, step_program
 from pages import check_exercise, compiled_for_cpu, exercises_of
 
 PAGE = "04d-zero1"
+AUTO = jax.sharding.AxisType.Auto
 PROGRAMS = {"data parallel": "train-dp", "ZeRO-1": "train-zero1"}
 COMPILERS = {"H100": "gpu", "TPU v5e": "tpu", "CPU": "cpu"}
 ALL_WEIGHTS = 1_219_584  # bytes of `tiny`
@@ -105,6 +111,112 @@ def test_the_tpus_compiler_pads_what_zero_1_scatters():
     assert ratio["H100"] == 1
     assert ratio["TPU v5e"] == pytest.approx(1 + 1 / 6, abs=0.01)
     assert ratio["CPU"] == pytest.approx(1.5, abs=0.01)
+
+
+# Optimizers whose state has another shape
+
+
+class OneWeight(nnx.Module):
+    def __init__(self, names, **metadata):
+        self.w = nnx.Param(jnp.ones((256, 512)), out_sharding=names, **metadata)
+
+
+def optimizer_for(tx, names, sizes=(2, 4), **metadata):
+    """A model of one weight with these names, and its optimizer, made as chapter 4 makes them."""
+    mesh = jax.make_mesh(sizes, ("data", "model"), axis_types=(AUTO,) * 2)
+
+    def make():
+        model = OneWeight(names, **metadata)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    with jax.set_mesh(mesh):
+        return jax.jit(make)()
+
+
+ANNOTATIONS = [(None, None), ("data", None), ("data", "model")]
+
+
+@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adamw(1e-3),
+        optax.sgd(1e-3, momentum=0.9),
+        optax.lion(1e-3),
+        optax.contrib.muon(1e-3),
+    ],
+    ids=["adamw", "momentum", "lion", "muon"],
+)
+def test_state_with_the_shape_of_its_weight_is_sharded_as_the_weight_is(tx, names):
+    """With AdamW, SGD with momentum, Lion and Muon all state of a weight's shape lies as the weight."""
+    model, optimizer = optimizer_for(tx, names)
+    state = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (256, 512)]
+    assert state
+    for leaf in state:
+        assert leaf.sharding.is_equivalent_to(model.w.sharding, 2)
+
+
+@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
+@pytest.mark.parametrize(
+    "tx, rank",
+    [(optax.adafactor(1e-3), 1), (optax.sm3(1e-3), 1), (optax.novograd(1e-3), 0)],
+    ids=["adafactor", "sm3", "novograd"],
+)
+def test_state_with_fewer_dimensions_than_its_weight_raises(tx, rank, names):
+    """With Adafactor, SM3 or NovoGrad making the optimizer raises, even if nothing is sharded."""
+    with pytest.raises(
+        ValueError, match=f"rank at least 2, but was applied to a value of rank {rank}"
+    ):
+        optimizer_for(tx, names)
+
+
+@compiled_for_cpu
+@pytest.mark.parametrize(
+    "sizes, names, piece",
+    [
+        ((2, 4), ("data", "model"), (5, 64, 512)),  # history and rows, not rows and columns
+        ((1, 8), (None, "model"), (10, 32, 512)),  # rows, not columns
+        ((8, 1), ("data", None), (10, 256, 512)),  # whole: eight do not divide a history of ten
+    ],
+    ids=str,
+)
+def test_lbfgs_shards_its_history_in_the_wrong_dimensions(sizes, names, piece):
+    """With L-BFGS nothing is raised: the annotation shards the wrong dimensions of its history, or
+    leaves it whole if the sizes do not divide."""
+    model, optimizer = optimizer_for(optax.lbfgs(memory_size=10), names, sizes)
+    history = [leaf for leaf in jax.tree.leaves(optimizer) if leaf.shape == (10, 256, 512)]
+    assert history
+    for leaf in history:
+        assert leaf.sharding.shard_shape(leaf.shape) == piece
+        assert piece[1:] != model.w.sharding.shard_shape(model.w.shape)
+
+
+@pytest.mark.parametrize("names", ANNOTATIONS, ids=str)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adafactor(1e-3),
+        optax.sm3(1e-3),
+        optax.novograd(1e-3),
+        optax.lbfgs(memory_size=10),
+        optax.adamw(1e-3),
+    ],
+    ids=["adafactor", "sm3", "novograd", "lbfgs", "adamw"],
+)
+def test_an_empty_optimizer_sharding_leaves_the_state_whole(tx, names):
+    """And the weight is sharded as it was annotated."""
+    model, optimizer = optimizer_for(tx, names, optimizer_sharding=())
+    wanted = jax.NamedSharding(model.w.sharding.mesh, jax.P(*names))
+    assert model.w.sharding.is_equivalent_to(wanted, 2)
+    for leaf in jax.tree.leaves(optimizer):
+        assert leaf.sharding.is_fully_replicated
+
+
+def test_adafactor_keeps_a_row_and_a_column_for_a_matrix():
+    """Of 256 x 512 numbers it keeps 256 + 512, and a handful of scalars."""
+    _, optimizer = optimizer_for(optax.adafactor(1e-3), (None, None), optimizer_sharding=())
+    sizes = sorted(leaf.size for leaf in jax.tree.leaves(optimizer))
+    assert sizes[-2:] == [256, 512] and sizes[-3] <= 1
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))

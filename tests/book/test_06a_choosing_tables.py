@@ -296,6 +296,11 @@ def test_both_are_equal_at_a_multiple_of_the_width(compiler, widths):
     assert 12 * TIMES[compiler] / (2 * SUMS[compiler]) == widths
 
 
+def test_in_bfloat16_with_gradients_in_float32_both_are_equal_at_6_d():
+    """12 D² weights of 2 + 2 + 4 bytes, and 8 D numbers of 2 bytes for each token."""
+    assert 12 * (2 + 2 + 4) / (2 * SUMS["gpu"] * 2) == 6
+
+
 @pytest.mark.parametrize("compiler", SUMS)
 def test_what_tensor_parallelism_moves_in_a_layer(compiler):
     """Four sums of D numbers for each token in a layer on H100 and TPU v5e (and six on CPU)."""
