@@ -10,8 +10,9 @@ import numpy as np
 from kit import DATA, INK, MODEL, figure, frame, kept, rect, say, text, write
 from page_cells import run_cells
 
-PAGE = run_cells("13-experts", "imports", "params", "route", "capacity", "drops")
-LENGTHS = PAGE["lengths"]  # (devices, experts)
+PAGE = run_cells("13-experts", "imports", "params", "route", "capacity")
+ROUTES = np.reshape(PAGE["experts_BR"], (8, -1))  # of each device
+LENGTHS = np.array([np.bincount(routes, minlength=8) for routes in ROUTES])  # (devices, experts)
 Q = PAGE["capacity"](64, 1.25)
 N, LEFT, COLUMN, WIDE, ROW = 8, 53, 38.3, 20, 12  # devices; px: a slot is one wide
 FOLLOWED = 2  # the device whose tokens are blue

@@ -28,6 +28,13 @@ def rows_of(moved, kind):
     return [row for row in moved if row.kind == kind]
 
 
+def lengths_of(page):
+    """How many routes each queue is meant for, (devices, experts)."""
+    return np.array(
+        [np.bincount(routes, minlength=8) for routes in np.reshape(page.experts_BR, (8, -1))]
+    )
+
+
 def forward(page, mesh, Q):
     """Output of the mixture, and dropped routes, for the page's tokens on this mesh."""
     axes = mesh.axis_names
@@ -81,7 +88,7 @@ def test_the_dense_program_wastes_three_quarters(page):
 def test_a_token_chooses_different_experts_so_64_slots_are_always_enough(page):
     """The experts of a token differ, so no queue of a device is longer than its 64 tokens."""
     assert np.all(page.experts_BR[:, 0] != page.experts_BR[:, 1])
-    assert page.lengths.max() <= 64 == page.capacity(64, 8 / 2)
+    assert lengths_of(page).max() <= 64 == page.capacity(64, 8 / 2)
 
 
 def test_the_untrained_router_is_unfair(page):
@@ -101,6 +108,8 @@ def test_a_slot_counts_earlier_routes_to_the_same_expert(page):
     expected = [int(np.sum(flat[:n] == flat[n])) for n in range(len(flat))]
     assert np.array_equal(page.slots_of(jnp.array(experts_BR), 5).ravel(), expected)
     assert page.expert_B.tolist() == [0, 1, 0, 0]
+    assert page.chosen.tolist() == [[1, 0], [0, 1], [1, 0], [1, 0]]
+    assert page.earlier.tolist() == [[0, 0], [1, 0], [1, 1], [2, 1]]
     assert page.four_slots_BR.ravel().tolist() == [0, 0, 1, 2]
 
 
@@ -292,13 +301,13 @@ def test_as_many_are_dropped_as_predicted(page, factor, slots, lost):
     """A queue of length l loses max(0, l - Q), and that is what the program counts."""
     Q = page.capacity(64, factor)
     _, dropped = forward(page, page.mesh, Q)(page.params, page.x_BD)
-    assert (Q, np.maximum(page.lengths - Q, 0).sum(), dropped) == (slots, lost, lost)
+    assert (Q, np.maximum(lengths_of(page) - Q, 0).sum(), dropped) == (slots, lost, lost)
 
 
 def test_at_a_factor_of_4_three_quarters_are_padding(page):
     """512 slots for 128 routes of a device; its expert multiplies 512 rows, as 1/8 of dense."""
     slots, routes, devices = 8 * 64, 64 * 2, 8
-    assert routes / slots == 1 / 4 and page.lengths.sum(axis=1).max() == routes
+    assert routes / slots == 1 / 4 and lengths_of(page).sum(axis=1).max() == routes
     rows = []
 
     def counted(x_EQD, up_EDF, down_EFD):
@@ -312,18 +321,12 @@ def test_at_a_factor_of_4_three_quarters_are_padding(page):
     assert rows == [512, 8 * 512] and rows[0] == rows[1] // devices
 
 
-def test_the_table_counts_what_each_queue_loses(page):
-    """The page's last row, and its lengths: a queue for each device and expert."""
-    assert page.lengths.shape == (8, 8) and page.lengths.sum() == 1_024
-    assert np.all(page.lengths.sum(axis=1) == 128) and page.lost.sum() == 0
-    assert page.lost.shape == (8, 8) and round(316 / 1_024, 1) == 0.3
-
-
 def test_with_a_factor_of_1_25_the_loss_falls_and_a_quarter_is_dropped(page):
     """The loss falls at every step, ends higher than without drops, and 260 routes are dropped."""
     _, history = page.runs["factor 1.25"]
     losses, dropped = zip(*history, strict=True)
-    assert dropped[0] == 316 and round(dropped[-1] / 1_024, 2) == 0.25 and len(history) == 20
+    assert dropped[0] == 316 and 0.3 < 316 / 1_024 < 1 / 3 and len(history) == 20
+    assert round(dropped[-1] / 1_024, 2) == 0.25
     assert all(later < earlier for earlier, later in zip(losses, losses[1:], strict=False))
     _, dense = page.runs["dense"]
     assert losses[-1] > dense[-1][0] + 0.1
@@ -503,15 +506,6 @@ def test_the_smallest_factor_that_never_drops_is_E_over_k(page):
     assert page.capacity(64, 3.99) == 64 and page.capacity(6_400, 3.99) < 6_400
     assert page.capacity(64, 1.25) == 20 == math.ceil(1.25 * 2 * 64 / 8)
     assert page.capacity(85, 1.25) == 27
-
-
-def test_in_bfloat16_the_router_chooses_other_experts(page):
-    """Of 512 tokens, some get another expert if their scores are rounded to bfloat16."""
-    x_BD, router_DE = (a.astype("bfloat16") for a in (page.x_BD, page.params["router_DE"]))
-    _, _, rounded_BR = page.route(x_BD, router_DE)
-    _, _, experts_BR = page.route(x_BD.astype("float32"), router_DE.astype("float32"))
-    differ_B = (np.sort(rounded_BR) != np.sort(experts_BR)).any(-1)
-    assert 0 < differ_B.sum() < 51  # fewer than a tenth
 
 
 @pytest.mark.parametrize("exercise", exercises_of(PAGE))
