@@ -1,5 +1,7 @@
 """The page "Divide a shared KV cache", and the program of examples/serve.py, which uses it."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,26 @@ def test_the_divided_cache_is_the_whole_one(page):
     for part in "kv":
         np.testing.assert_array_equal(page.divided_cache[part], page.whole[part])
         np.testing.assert_array_equal(page.rows_cache[part], page.whole[part])
+
+
+def test_a_negative_slot_changes_the_cache_and_not_yet_the_result(page):
+    """Written without `where`, rows 0 and 2 also land in positions 21 and 19, which no query sees."""
+
+    def write_all(cache, i, position_BS, k_BSKC, v_BSKC):
+        slot_BS = position_BS - cache["k"].shape[2] * jax.lax.axis_index("group")
+        return page.write(cache, i, slot_BS, k_BSKC, v_BSKC)
+
+    def attend(*given):
+        return page.attend_positions(*given)
+
+    with mock.patch.dict(page.attend_positions.__globals__, write_own=write_all):
+        mixed, cache = page.on_mesh(attend, page.POSITIONS)(*page.given)
+    np.testing.assert_allclose(mixed, page.wanted, atol=1e-5)
+    for part in "kv":
+        differs = np.asarray(cache[part] != np.asarray(page.whole[part]))[0].any((-1, -2))
+        assert np.argwhere(differs).tolist() == [[0, 21], [2, 19]]
+    with pytest.raises(AssertionError):
+        page.check(mixed, cache)
 
 
 def test_position_20_is_in_slot_4_of_the_second_device(page):
@@ -131,7 +153,7 @@ def test_copies_waste_half_here_and_seven_eighths_with_eight(page):
 def test_what_is_sent_does_not_grow_with_the_cache(page, times):
     """By rows and by positions."""
     longer = {name: jnp.concatenate([array] * times, axis=2) for name, array in page.cache.items()}
-    given = page.q_BSHC, page.k_BSKC, page.v_BSKC, longer, page.position_BS
+    given = *page.given[:3], longer, 0, page.position_BS
     for step in (page.divided, page.with_rows):
         program, wanted = (step.lower(*some).compile() for some in (given, page.given))
         assert sent(program, page.serving) == sent(wanted, page.serving)
@@ -169,7 +191,7 @@ def test_the_size_of_group_must_divide_the_positions(page):
         for name, array in page.cache.items()
     }
     with pytest.raises(ValueError, match="divisible"):
-        page.divided(page.q_BSHC, page.k_BSKC, page.v_BSKC, cache, page.position_BS)
+        page.divided(*page.given[:3], cache, 0, page.position_BS)
 
 
 def test_the_size_of_group_must_divide_the_rows_of_a_replica(page):
@@ -177,4 +199,4 @@ def test_the_size_of_group_must_divide_the_rows_of_a_replica(page):
     first = [x[:3] for x in (page.q_BSHC, page.k_BSKC, page.v_BSKC)]
     cache = {name: array[:, :3] for name, array in page.cache.items()}
     with pytest.raises(ValueError, match="divisible"):
-        page.with_rows(*first, cache, page.position_BS[:3])
+        page.with_rows(*first, cache, 0, page.position_BS[:3])

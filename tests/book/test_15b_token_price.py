@@ -88,6 +88,9 @@ def test_a_token_costs_in_proportion_to_its_context(page):
     dollars = [page.price(context)[2] for context in (1024, 8192, 65536)]
     assert dollars[1] / dollars[0] == pytest.approx(8, rel=0.1)
     assert dollars[2] / dollars[1] == pytest.approx(8, rel=0.1)
+    short = page.price(400)
+    assert page.price(800)[2] / short[2] == pytest.approx(2, rel=0.01)
+    assert page.arithmetic_seconds(short[0], 400) < short[1]
     assert page.price(8192, dollars_per_hour=4.0)[2] == pytest.approx(2 * dollars[1])
 
 
