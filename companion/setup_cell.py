@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "30434eecc041c524578171f4100c4be565abcf684043c6354c407a4429ff280d"
+SHA256 = "77062c0fc2339db469f566dcb6fdda46571eef3e4b6c24ce84cc13be5585c66b"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
