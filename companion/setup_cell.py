@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 
 SITE = "https://many-devices.github.io/one-program/"
-SHA256 = "77062c0fc2339db469f566dcb6fdda46571eef3e4b6c24ce84cc13be5585c66b"
+SHA256 = "ac70b1a457a034fa194af3680e7e662aa9068ece0fdc584a2ccf9ce707bafe07"
 wheel = f"{SITE}wheels/{SHA256}/many_devices-0.1.0-py3-none-any.whl#sha256={SHA256}"
 if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
