@@ -252,6 +252,14 @@ def test_from_256_to_2048_chips_only_the_state_shrinks(page):
     assert 0.9 * few < many < few and state[0] < 0.1 * few
 
 
+def test_from_16_to_256_chips_most_of_what_shrinks_is_state():
+    """The step needs less than half, and more than half of the difference are its arguments."""
+    few, many = "ahead-v5e-16", "ahead-v5e-256"
+    state = [made(name)["memory"]["arguments"] for name in (few, many)]
+    assert needs(many) < needs(few) / 2
+    assert state[0] - state[1] > (needs(few) - needs(many)) / 2
+
+
 def test_eight_h100s_with_16_sequences_compile_and_do_not_fit():
     """145.7 GB of 64, without an error, and with 39 GB gathered for 30."""
     sizes, sequences = MESHES["ahead-h100-8-large"]
