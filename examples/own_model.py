@@ -60,7 +60,7 @@ def weights_of(model):
 
 RULES = [  # the end of a path, and its spec: one entry for each dimension
     (r"embed/embedding", P("data", None)),  # V × D, for a vocabulary of V
-    (r"(query|key|value)/kernel", P("data", None, None)),  # D × H × C: H heads of size C
+    (r"(query|key|value)/kernel", P("data", None, None)),  # D × H × C: heads of size C
     (r"out/kernel", P(None, None, "data")),  # H × C × D
     (r"up/kernel", P("data", None)),  # D × 4D
     (r"down/kernel", P(None, "data")),  # 4D × D
