@@ -131,7 +131,28 @@ def test_each_copy_has_arrived_before_the_next_weight_is_regrouped(page):
     assert calls == [(name, id(array)) for array in kept for name in ("put", "wait")]
 
 
+def test_the_loop_replaces_one_weight_at_a_time_and_a_new_dict_does_not(page):
+    """What a device of the sampler holds: one weight more; with a new dict, at the end all of them."""
+    device = jax.devices()[4]
+    sent = {path: page.send(weight, page.sampler) for path, weight in page.trained.items()}
+    before = held(device)
+    for path, weight in page.trained.items():
+        new = page.send(weight, page.sampler)
+        assert held(device) - before == ms.memory(new).bytes_per_device
+        sent[path] = new
+        del new
+        assert held(device) == before
+    again = {path: page.send(weight, page.sampler) for path, weight in page.trained.items()}
+    assert held(device) - before == ms.memory(again).bytes_per_device
+
+
 def test_a_device_of_both_meshes_holds_both_copies(page):
-    """What it trains and what it generates with."""
+    """What it trains and what it generates with; also if the meshes share some devices only."""
     parts = [ms.memory(tree).bytes_per_device for tree in (page.trained, page.regrouped)]
     assert page.both == sum(parts) and parts[1] == ms.memory(page.sent).bytes_per_device
+    assert all(w.sharding.mesh == page.trainer for w in page.regrouped.values())
+    before = [held(device) for device in jax.devices()]
+    partly = page.mesh_of(jax.devices()[2:6])
+    sent = {path: page.send(weight, partly) for path, weight in page.trained.items()}
+    more = [held(device) - old for device, old in zip(jax.devices(), before, strict=True)]
+    assert more == [0, 0, *4 * [ms.memory(sent).bytes_per_device], 0, 0]

@@ -57,15 +57,21 @@ def test_only_adapters_have_optimizer_state(page):
     assert f"{(everything - adapters) / adapters:.0f}" == "12"  # the model without adapters
 
 
-def test_filters_that_differ_raise_an_error(page):
-    """Gradients of the adapters and an optimizer of all weights, or the other way round."""
-    model = page.model
-    for wrt, trained in [(nnx.Param, nnx.LoRAParam), (nnx.LoRAParam, nnx.Param)]:
-        with jax.set_mesh(page.mesh):
-            optimizer = nnx.Optimizer(model, optax.adamw(1e-2), wrt=wrt)
-            gradients = jax.tree.map(jnp.ones_like, nnx.state(model, trained))
-            with pytest.raises(ValueError):
-                optimizer.update(model, gradients)
+def test_nnx_param_in_both_places_is_no_error_and_in_the_optimizer_alone_it_is(page):
+    """Optimizer and gradients of everything; then an optimizer of everything, for adapters' gradients."""
+    with jax.set_mesh(page.mesh):
+        optimizer = nnx.Optimizer(page.model, optax.adamw(1e-2), wrt=nnx.Param)
+
+        def update(trained):
+            def step(model, optimizer):
+                optimizer.update(model, nnx.state(model, trained))
+                return model, optimizer
+
+            jax.eval_shape(step, page.model, optimizer)
+
+        update(nnx.Param)
+        with pytest.raises(ValueError):
+            update(nnx.LoRAParam)
 
 
 def test_in_the_program_b_has_sixteen_times_the_rate_of_a(page, monkeypatch):
@@ -100,6 +106,17 @@ def test_both_strategies_have_the_same_losses_and_the_loss_falls(page):
     """FSDP × tensor and FSDP alone, in float32."""
     np.testing.assert_allclose(page.losses, page.fsdp_losses, rtol=2e-4)
     assert page.losses[-1] < page.losses[0] - 1 and len(page.losses) == 8
+
+
+def test_the_second_strategy_is_fsdp_alone_by_the_same_specs(page):
+    """Every weight and adapter is on the mesh of FSDP, with the spec that it has on the first."""
+    fsdp = weights_of(page.fsdp_model)
+    for path, weight in weights_of(page.model).items():
+        copy = fsdp[path][...]
+        assert copy.sharding.mesh == page.fsdp and dict(page.fsdp.shape) == {"data": 8, "model": 1}
+        assert copy.sharding.is_equivalent_to(
+            jax.NamedSharding(page.fsdp, weight[...].sharding.spec), weight.ndim
+        )
 
 
 def test_training_changes_adapters_and_nothing_else(page):
