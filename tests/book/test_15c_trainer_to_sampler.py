@@ -66,6 +66,21 @@ def test_each_shard_that_the_sampler_needs_is_a_shard_of_the_regrouped_weight(pa
             assert (wanted <= has) == there, path
 
 
+def test_for_another_shape_regroup_to_it_on_the_devices_of_the_trainer(page):
+    """Quarters along `model`: from halves they would go through the host, from quarters not."""
+    here, there = (
+        jax.make_mesh((1, 4), ("data", "model"), axis_types=page.auto, devices=devices)
+        for devices in (jax.devices()[:4], jax.devices()[4:])
+    )
+    spec = page.sent["blocks/query/kernel"].sharding.spec
+    target = jax.NamedSharding(there, spec)
+    halves = page.regrouped["blocks/query/kernel"]
+    quarters = jax.jit(page.identity, out_shardings=jax.NamedSharding(here, spec))(page.query)
+    assert fetched_by(lambda: jax.device_put(halves, target)) == [halves.shape]
+    assert fetched_by(lambda: jax.device_put(quarters, target)) == []
+    np.testing.assert_array_equal(jax.device_put(quarters, target), page.query)
+
+
 def test_regrouping_gathers_along_data_and_nothing_else(page):
     """One all_gather for a matrix, on the trainer's own devices."""
     with compilations() as compiled:
@@ -109,6 +124,16 @@ def test_one_regrouped_weight_exists_at_a_time(page):
     alone = [ms.memory(page.regrouped[path]).bytes_per_device for path in page.trained]
     assert all(0 <= more <= size for more, size in zip(extra, alone, strict=True))
     assert max(extra) == max(alone) == ms.memory(page.largest).bytes_per_device
+
+
+def test_gathering_needs_at_most_as_much_again_of_temporary_memory(page):
+    """Of the programs compiled for CPU; some need none."""
+    for path, weight in page.trained.items():
+        with compilations() as compiled:
+            page.regroup(weight)
+        (program,) = compiled
+        size = ms.memory(page.regrouped[path]).bytes_per_device
+        assert program.memory_analysis().temp_size_in_bytes <= size
 
 
 def test_each_copy_has_arrived_before_the_next_weight_is_regrouped(page):
