@@ -1,5 +1,6 @@
 """The page "From a trainer to a sampler": weights from one mesh to another, and what is held meanwhile."""
 
+from functools import partial
 from unittest import mock
 
 import jax
@@ -53,8 +54,8 @@ def test_device_put_fetches_an_array_whose_shards_differ_and_send_does_not(page)
     for path in ("blocks/query/kernel", "blocks/out/kernel", "embed/embedding"):
         weight = page.trained[path]
         target = page.sent[path].sharding
-        assert fetched_by(lambda: jax.device_put(weight, target)) == [weight.shape]
-        assert fetched_by(lambda: page.send(weight, page.sampler)) == []
+        assert fetched_by(partial(jax.device_put, weight, target)) == [weight.shape]
+        assert fetched_by(partial(page.send, weight, page.sampler)) == []
 
 
 def test_each_shard_that_the_sampler_needs_is_a_shard_of_the_regrouped_weight(page):
