@@ -97,6 +97,20 @@ def test_the_untrained_router_is_unfair(page):
     assert popular.sum() == 1_024 and popular.max() > 10 * popular.min()
 
 
+def test_with_one_expert_a_scaled_gate_teaches_the_router_nothing(page):
+    """For k = 1 the gate is 1 whatever the router says; the probability itself has a gradient."""
+
+    def scaled(router_DE):
+        return page.route(page.x_BD, router_DE, k=1)[1].sum()
+
+    def unscaled(router_DE):
+        return page.route(page.x_BD, router_DE, k=1)[0].max(-1).sum()
+
+    router_DE = page.params["router_DE"]
+    np.testing.assert_allclose(jax.grad(scaled)(router_DE), 0, atol=1e-4)
+    assert jnp.linalg.norm(jax.grad(unscaled)(router_DE)) > 1
+
+
 # Queues and slots
 
 

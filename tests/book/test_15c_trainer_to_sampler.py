@@ -94,9 +94,12 @@ def test_regrouping_gathers_along_data_and_nothing_else(page):
 
 def test_the_next_update_compiles_nothing(page):
     """As often as one likes: identity is one function; a lambda would be a new one each time."""
-    seen = []
-    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: seen.append(name))
-    compiled = "/jax/core/compile/backend_compile_duration"
+    seen, compiled = [], "/jax/core/compile/backend_compile_duration"
+
+    def note(name, *_, **__):
+        seen.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
     try:
         for weight in page.trained.values():
             page.send(weight, page.sampler)
@@ -106,7 +109,7 @@ def test_the_next_update_compiles_nothing(page):
         )
         assert compiled in seen
     finally:
-        jax.monitoring.clear_event_listeners()
+        jax.monitoring.unregister_event_duration_listener(note)  # this one, and no one else's
 
 
 def test_one_regrouped_weight_exists_at_a_time(page):
